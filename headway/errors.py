@@ -1,0 +1,44 @@
+"""The errors a user may see.
+
+An error names the value, the place and the way out. `UserError` is for what the user can mend: the command
+line prints it without a traceback and leaves with exit code 2. Everything else is a fault of the program (exit code 1).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Something in the user's files, settings or arguments is wrong, and the message says what to do."""
+
+
+class DataError(UserError):
+    """A file could not be read as what it should be. The message begins with `file:line:`."""
+
+
+class SettingsError(UserError):
+    """One or more settings are wrong; all of them are listed at once."""
+
+    def __init__(self, problems: list[str], source: str = "settings") -> None:
+        self.problems = problems
+        many = f"{len(problems)} problems" if len(problems) > 1 else "a problem"
+        super().__init__(f"{source}: {many}\n" + "\n".join(f"  - {problem}" for problem in problems))
+
+
+class TextError(UserError):
+    """A text cannot be given to this model: characters it never saw, or too many tokens."""
+
+
+class RunError(UserError):
+    """A run directory cannot be used as asked."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """'; did you mean X?' where one of `known` is close to `name`, else the list of what is known."""
+    names = list(known)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; known: {', '.join(names)}" if names else ""

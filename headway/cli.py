@@ -1,0 +1,208 @@
+"""The commands. One function each; what they do lives elsewhere and is imported when it is needed, so that help is instant.
+
+Exit codes: 0 done, 2 something in the user's input, 1 a fault of the program, 130 interrupted (training state saved).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from headway import __version__
+from headway.errors import UserError
+
+app = typer.Typer(
+    help="Train small sequence models on your own text, look inside them, ask them questions.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(
+    help="Data sets, and checks of your own files.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(data_app, name="data")
+
+RunPath = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/demo/pretrained.")
+]
+Sets = Annotated[
+    Optional[list[str]],  # noqa: UP045 - typer reads it
+    typer.Option(
+        "--set", metavar="A.B=C", help="Override a setting, such as model.width=128; may be repeated."
+    ),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        print(f"headway {__version__}")
+        raise typer.Exit()
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the runs and the report go.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Of the models; the world stays the same.")] = 0,
+    sets: Sets = None,
+) -> None:
+    """Train with and without pretraining on the embedded world, compare, ask, and write a report."""
+    from headway.console import reporter
+    from headway.demo import run_demo
+
+    run_demo(out, seed, sets or [], reporter())
+
+
+@app.command()
+def train(
+    source: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(
+            metavar="RECIPE|run.toml", help="A recipe, a run file, or a run directory to repeat or resume."
+        ),
+    ] = None,
+    sets: Sets = None,
+    out: Annotated[Optional[Path], typer.Option(help="The run directory; runs/NAME without it.")] = None,  # noqa: UP045
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
+    recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes and leave.")] = False,
+) -> None:
+    """Train what a recipe or a run file says."""
+    from headway.commands import list_recipes, train_command
+
+    if recipes or source is None:
+        list_recipes()
+        if source is None and not recipes:
+            raise UserError("name one of these recipes, or a run file")
+        return
+    train_command(source, sets or [], out, resume)
+
+
+@app.command()
+def evaluate(
+    run: RunPath,
+    split: Annotated[str, typer.Option(metavar="dev|FILE", help="train, dev, test, or a file.")] = "dev",
+    out: Annotated[Optional[Path], typer.Option(help="Where predictions go, one a line.")] = None,  # noqa: UP045
+    device: Device = "auto",
+) -> None:
+    """Score a run on a split of its data or on a file."""
+    from headway.commands import evaluate_command
+
+    evaluate_command(run, split, out, device)
+
+
+@app.command()
+def predict(
+    run: RunPath,
+    inputs: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(
+            metavar="[INPUT …]", help="Questions or prompts; read from standard input where there are none."
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most tokens to write (language models).")] = 300,
+    temperature: Annotated[float, typer.Option(help="0 is greedy (language models).")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Choose among the k likeliest tokens; 0: all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Choose among the likeliest tokens that hold this probability.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
+    alternatives: Annotated[int, typer.Option(min=0, help="Other answers to show (questions).")] = 3,
+    device: Device = "auto",
+) -> None:
+    """Answer questions or continue text, as the run's task says."""
+    from headway.commands import predict_command
+    from headway.generation import Sampling
+
+    predict_command(run, inputs, limit, Sampling(temperature, top_k, top_p, seed), alternatives, device)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN …", help="Run directories.")],
+    out: Annotated[Path, typer.Option(help="The plot: .png, .svg or .pdf.")] = Path("comparison.png"),
+) -> None:
+    """A table and a plot of several runs."""
+    from headway.commands import compare_command
+
+    compare_command(runs, out)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """The data sets Headway knows, and which are on this machine."""
+    from headway.commands import data_list_command
+
+    data_list_command()
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="world, birthplaces, shakespeare")],
+    out: Annotated[Optional[Path], typer.Option(help="Another folder than the usual one.")] = None,  # noqa: UP045
+    source: Annotated[
+        Optional[Path], typer.Option("--from", help="Copy from this folder instead of the network.")
+    ] = None,  # noqa: UP045
+    people: Annotated[Optional[int], typer.Option(help="world: people who have a biography.")] = None,  # noqa: UP045
+    unseen: Annotated[Optional[int], typer.Option(help="world: people who have none.")] = None,  # noqa: UP045
+    towns: Annotated[Optional[int], typer.Option(help="world: towns.")] = None,  # noqa: UP045
+    phrasings: Annotated[Optional[int], typer.Option(help="world: biographies a person.")] = None,  # noqa: UP045
+    seed: Annotated[Optional[int], typer.Option(help="world: same seed, same bytes.")] = None,  # noqa: UP045
+) -> None:
+    """Bring a data set to this machine, checked against its known checksum; `world` is generated on the spot."""
+    from headway.commands import data_get_command
+
+    sizes = {"people": people, "unseen": unseen, "towns": towns, "phrasings": phrasings, "seed": seed}
+    data_get_command(name, out, source, {key: value for key, value in sizes.items() if value is not None})
+
+
+@data_app.command("check")
+def data_check(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE …", help="Your own .txt, .tsv, .csv, .jsonl, also .gz.")
+    ],
+    errors: Annotated[str, typer.Option(help="strict, or replace for bytes that are not UTF-8.")] = "strict",
+) -> None:
+    """Say what is in a file, and what is wrong with it."""
+    from headway.commands import data_check_command
+
+    data_check_command(files, errors)
+
+
+def main() -> None:
+    """Run a command; turn what went wrong into a message and an exit code."""
+    try:
+        code = app(standalone_mode=False) or 0
+    except UserError as error:
+        code = fail(str(error), 2)
+    except KeyboardInterrupt:
+        code = fail("interrupted", 130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = 0
+    except Exception as error:
+        code = known(error)
+    sys.exit(code)
+
+
+def known(error: Exception) -> int:
+    """The exit code of an error that is neither ours nor the user's to mend; a fault is raised again with its traceback."""
+    name = type(error).__name__
+    if name == "Interrupted":
+        return fail(str(error), 130)
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # wrong options or arguments
+        return fail(f"{error.format_message()}; see headway --help", 2)
+    if name == "Abort":
+        return fail("interrupted", 130)
+    raise error
+
+
+def fail(message: str, code: int) -> int:
+    print(f"headway: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,165 @@
+"""A run file: what to build, what to learn and how, in one TOML.
+
+    [tokenizer]  [model]  [task]  [training]        every run
+    [pretraining.task]  [pretraining.training]      an earlier stage on the same model, where there is one
+
+What is left out has a default. Recipes are run files that come with Headway (`headway/recipes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from headway.errors import SettingsError, UserError, nearest
+from headway.models import MODELS
+from headway.settings import override, read, read_toml, setting, to_table, to_toml
+from headway.tasks import TASKS
+from headway.text import KINDS
+from headway.training.loop import TrainingSettings
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+@dataclass
+class TokenizerSettings:
+    """`[tokenizer]`."""
+
+    kind: str = setting("characters", "how text is cut into tokens", choices=tuple(KINDS))
+    size: int | None = setting(None, "most tokens of a words or bpe vocabulary", least=2)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.size is not None and self.kind not in ("words", "bpe"):
+            yield "size", f"a {self.kind} tokenizer has no size to choose; leave it out, or use words or bpe"
+
+
+@dataclass
+class StageSettings:
+    """A task and how it is trained."""
+
+    task: Any
+    training: TrainingSettings
+
+
+@dataclass
+class RunSettings:
+    """A whole run file."""
+
+    tokenizer: TokenizerSettings
+    model: Any
+    task: Any
+    training: TrainingSettings
+    pretraining: StageSettings | None = None
+    name: str = field(default="run", compare=False)
+
+    def stages(self) -> list[tuple[str, StageSettings]]:
+        """(name, settings) of each stage in order; a stage of no steps is none."""
+        stages = [("training", StageSettings(self.task, self.training))]
+        if self.pretraining is not None and self.pretraining.training.steps > 0:
+            stages.insert(0, ("pretraining", self.pretraining))
+        return stages
+
+    def tables(self) -> dict[str, Any]:
+        tables = {name: to_table(getattr(self, name)) for name in ("tokenizer", "model", "task", "training")}
+        if self.pretraining is not None:
+            stage = self.pretraining
+            tables["pretraining"] = {"task": to_table(stage.task), "training": to_table(stage.training)}
+        return tables
+
+    def to_toml(self) -> str:
+        return to_toml(self.tables()).lstrip()
+
+
+def load_settings(source: str | Path | dict[str, Any], overrides: Iterable[str] = ()) -> RunSettings:
+    """Settings from a recipe's name, a run file, a run directory, or tables; every problem is reported at once."""
+    if isinstance(source, dict):
+        tables, base, name, shown = dict(source), Path.cwd(), "run", "settings"
+    else:
+        path = find(source)
+        tables, base, name, shown = read_toml(path), path.parent, name_of(path), str(source)
+    for assignment in overrides:
+        override(tables, assignment)
+    problems: list[str] = []
+    known = ("tokenizer", "model", "task", "training", "pretraining")
+    problems += [f"[{key}]: unknown section{nearest(key, known)}" for key in tables if key not in known]
+    settings = RunSettings(
+        read(TokenizerSettings, tables.get("tokenizer", {}), "tokenizer", problems),
+        read_kind(MODELS, "kind", "gpt", tables.get("model", {}), "model", problems),
+        read_kind(TASKS, "name", None, tables.get("task", {}), "task", problems),
+        read(TrainingSettings, tables.get("training", {}), "training", problems),
+        read_stage(tables["pretraining"], problems) if "pretraining" in tables else None,
+        name,
+    )
+    if problems:
+        raise SettingsError(problems, shown)
+    for _, stage in settings.stages():
+        make_absolute(stage.task, base)
+    return settings
+
+
+def read_stage(table: Any, problems: list[str]) -> StageSettings:
+    if not isinstance(table, dict):
+        problems.append(
+            f"[pretraining] must hold [pretraining.task] and [pretraining.training], not {table!r}"
+        )
+        table = {}
+    known = ("task", "training")
+    problems += [
+        f"pretraining.{key}: unknown section{nearest(key, known)}" for key in table if key not in known
+    ]
+    return StageSettings(
+        read_kind(TASKS, "name", None, table.get("task", {}), "pretraining.task", problems),
+        read(TrainingSettings, table.get("training", {}), "pretraining.training", problems),
+    )
+
+
+def read_kind(
+    classes: dict[str, Any], key: str, default: str | None, table: Any, place: str, problems: list[str]
+) -> Any:
+    """Read a table whose `key` says which settings class it is."""
+    if not isinstance(table, dict):
+        problems.append(f"[{place}] must be a table, not {table!r}")
+        return None
+    kind = table.get(key, default)
+    if kind not in classes:
+        said = f"{place}.{key} = {kind!r}: unknown" if kind is not None else f"{place}.{key}: missing"
+        problems.append(f"{said}{nearest(str(kind), classes)}")
+        return None
+    return read(classes[kind], table, place, problems)
+
+
+def make_absolute(task: Any, base: Path) -> None:
+    """Paths in a run file are relative to the file; data sets keep their names."""
+    for item in fields(task):
+        value = getattr(task, item.name)
+        if item.metadata.get("path") and value is not None and not value.startswith("data:"):
+            setattr(task, item.name, str((base / Path(value).expanduser()).absolute()))
+
+
+def find(source: str | Path) -> Path:
+    """The file behind a recipe's name, a run file or a run directory."""
+    path = Path(source)
+    if path.is_dir() and (path / "run.toml").is_file():
+        return path / "run.toml"
+    if path.is_file():
+        return path
+    recipe = RECIPES / f"{source}.toml"
+    if recipe.is_file():
+        return recipe
+    if path.suffix == ".toml" or path.is_absolute():
+        raise UserError(f"{source}: no such run file")
+    raise UserError(f"'{source}' is neither a recipe nor a run file{nearest(str(source), recipe_names())}")
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with Headway."""
+    return sorted(str(path.relative_to(RECIPES).with_suffix("")) for path in RECIPES.glob("*/*.toml"))
+
+
+def name_of(path: Path) -> str:
+    """What a run from this file is called: birthplaces-default, my-notes, or the run that it repeats."""
+    if path.is_relative_to(RECIPES):
+        return "-".join(path.relative_to(RECIPES).with_suffix("").parts)
+    return path.parent.name if path.name == "run.toml" else path.stem

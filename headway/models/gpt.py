@@ -1,0 +1,131 @@
+"""GPT: token embeddings, positions, a stack of causal pre-norm blocks, a final norm, logits.
+
+    h_0 = E[tokens] (+ positions);   h_l = Block_l(h_{l-1});   logits = Norm(h_L) W_Vᵀ
+
+"Improving language understanding by generative pre-training" (Radford et al. 2018), with the pre-norm of its successor.
+Shapes: B batch, T length, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from headway.nn import Block, Cache, FeedForward, Learned, Rotary, SelfAttention, Sinusoidal
+from headway.settings import setting
+
+ATTENTIONS: dict[str, Callable[..., nn.Module]] = {"dot-product": SelfAttention}
+POSITIONS = ("learned", "sinusoidal", "rotary", "none")
+
+
+@dataclass
+class GPTSettings:
+    """`[model]` with kind = "gpt"."""
+
+    kind: str = setting("gpt", "which model to build")
+    width: int = setting(128, "numbers a token is carried in", least=1)
+    layers: int = setting(4, "Transformer blocks on top of each other", least=1)
+    heads: int = setting(4, "attention heads a block; must divide width", least=1)
+    block: int = setting(128, "longest row, in tokens", least=2)
+    dropout: float = setting(0.1, "share dropped in training", least=0.0, below=1.0)
+    positions: str = setting("rotary", "how a token knows its place", choices=POSITIONS)
+    attention: str = setting("dot-product", "which attention", choices=tuple(ATTENTIONS))
+    hidden: int = setting(0, "width inside the feed-forward layers; 0: four times width", least=0)
+    tied: bool = setting(False, "use the embedding matrix for the output too")
+    rotary_base: float = setting(10_000.0, "slowest wavelength of rotary positions", above=1.0)
+    small_residuals: bool = setting(
+        True, "begin with the matrices that write into the residual stream ÷ √(2·layers)"
+    )
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.width % self.heads:
+            yield "heads", f"heads ({self.heads}) must divide width ({self.width})"
+        elif self.positions == "rotary" and self.width // self.heads % 2:
+            yield (
+                "heads",
+                f"rotary positions turn pairs: width / heads ({self.width // self.heads}) must be even",
+            )
+        if self.positions == "sinusoidal" and self.width % 2:
+            yield "width", f"sinusoidal positions come in pairs: width ({self.width}) must be even"
+
+    def build(self, vocabulary: int) -> GPT:
+        return GPT(self, vocabulary)
+
+
+class GPT(nn.Module):
+    def __init__(self, settings: GPTSettings, vocabulary: int) -> None:
+        super().__init__()
+        width = settings.width
+        self.settings = settings
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.positions = embedded_positions(settings)
+        self.dropout = nn.Dropout(settings.dropout)
+        rotate = (
+            Rotary(width // settings.heads, settings.rotary_base) if settings.positions == "rotary" else None
+        )
+        attention = ATTENTIONS[settings.attention]
+        self.blocks = nn.ModuleList(
+            Block(
+                width,
+                attention(width, settings.heads, settings.dropout, rotate),
+                FeedForward(width, settings.hidden or 4 * width),
+                settings.dropout,
+            )
+            for _ in range(settings.layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.reset()
+        if settings.tied:
+            self.head.weight = self.embedding.weight
+
+    def reset(self) -> None:
+        """Linear and Embedding from N(0, 0.02), biases zero; norms and positions as they are made."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                writes = name.endswith("output") and self.settings.small_residuals
+                nn.init.normal_(module.weight, std=0.02 / (2 * len(self.blocks)) ** 0.5 if writes else 0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        """Logits (B, T, V) of the token after each of `tokens` (B, T); with a cache, of tokens that continue its rows."""
+        return self.head(self.hidden(tokens, cache))
+
+    def hidden(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        """What the stack makes of `tokens`, after the final norm: (B, T, D)."""
+        x, positions = self.embed(tokens, cache)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, positions, cache.layers[layer] if cache is not None else None)
+        return self.norm(x)
+
+    def embed(self, tokens: Tensor, cache: Cache | None = None) -> tuple[Tensor, Tensor]:
+        """The first block's input (B, T, D), and the positions: (T,), or (B, T) with a cache."""
+        count = tokens.shape[1]
+        positions = torch.arange(count, device=tokens.device) if cache is None else cache.positions(count)
+        x = self.embedding(tokens)
+        if self.positions is not None:
+            x = self.positions(x, positions)
+        return self.dropout(x), positions
+
+    def empty_cache(self, rows: int, length: int) -> Cache:
+        """Room for `length` tokens in each of `rows` rows."""
+        lengths = torch.zeros(rows, dtype=torch.long, device=self.head.weight.device)
+        return Cache([block.attention.empty_cache(rows, length) for block in self.blocks], lengths)
+
+
+def embedded_positions(settings: GPTSettings) -> nn.Module | None:
+    """The position scheme that acts on the embeddings, where the settings ask for one."""
+    if settings.positions == "learned":
+        return Learned(settings.block, settings.width)
+    if settings.positions == "sinusoidal":
+        return Sinusoidal(settings.width)
+    return None
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Learned numbers in the model, shared ones counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())

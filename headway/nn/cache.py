@@ -1,0 +1,58 @@
+"""What attention keeps between decoding steps, so that a token is never computed twice.
+
+Slot s of a row holds the key and value of the token at position s. Rows may hold different numbers of tokens: a
+prompt is padded on the right, what the padding left in its slots is hidden by `lengths` and overwritten by the
+tokens that come.
+
+    cache = model.empty_cache(rows=B, length=64)
+    logits = model(prompts, cache)          # writes the slots
+    cache.lengths += prompt_lengths         # says how many of them count
+    logits = model(next_tokens, cache)      # continues at each row's own position
+
+Shapes: B rows, H heads, S slots, K head width, T new tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class LayerCache:
+    """The keys and values of one attention layer, each (B, H, S, K)."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys = keys
+        self.values = values
+
+    @classmethod
+    def empty(cls, rows: int, heads: int, length: int, head_width: int, like: Tensor) -> LayerCache:
+        shape = (rows, heads, length, head_width)
+        return cls(like.new_zeros(shape), like.new_zeros(shape))
+
+    def extend(self, keys: Tensor, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Write (B, H, T, K) at `positions` (B, T); return every slot up to the last one in use."""
+        rows = torch.arange(len(positions), device=positions.device)[:, None]  # (B, 1)
+        self.keys[rows, :, positions] = keys.transpose(1, 2).to(self.keys.dtype)
+        self.values[rows, :, positions] = values.transpose(1, 2).to(self.values.dtype)
+        used = int(positions.max()) + 1
+        return self.keys[:, :, :used], self.values[:, :, :used]
+
+    def select(self, rows: Tensor) -> LayerCache:
+        return LayerCache(self.keys[rows], self.values[rows])
+
+
+class Cache:
+    """One `LayerCache` a layer and the number of tokens each row holds."""
+
+    def __init__(self, layers: list[LayerCache], lengths: Tensor) -> None:
+        self.layers = layers
+        self.lengths = lengths  # (B,)
+
+    def positions(self, count: int) -> Tensor:
+        """Where the next `count` tokens of each row stand: (B, T)."""
+        return self.lengths[:, None] + torch.arange(count, device=self.lengths.device)
+
+    def select(self, rows: Tensor) -> Cache:
+        """A cache of these rows only, in this order; a row may be named several times."""
+        return Cache([layer.select(rows) for layer in self.layers], self.lengths[rows])

@@ -1,0 +1,41 @@
+"""The Transformer block, pre-norm: x + Attention(Norm(x)), then x + FeedForward(Norm(x)).
+
+Shapes: B batch, T length, D width.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from headway.nn.cache import LayerCache
+
+
+class FeedForward(nn.Module):
+    """W₂ GELU(W₁ x), applied to each position by itself."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, hidden)
+        self.activation = nn.GELU()
+        self.output = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.activation(self.inner(x)))
+
+
+class Block(nn.Module):
+    """One layer around any attention: a module that is called with (x, positions, cache) and keeps the shape of x."""
+
+    def __init__(
+        self, width: int, attention: nn.Module, feed_forward: nn.Module, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = attention
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.feed_forward = feed_forward
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, positions: Tensor, cache: LayerCache | None = None) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), positions, cache))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))  # (B, T, D)

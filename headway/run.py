@@ -1,0 +1,205 @@
+"""A run directory, and everything one can do with it.
+
+`train` makes one; `load` opens one. Whatever reads a run goes through `Run`.
+
+    runs/NAME/   run.toml  tokenizer.json  metrics.jsonl  checkpoints/  predictions/  plots/  report.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.configuration import RunSettings, load_settings
+from headway.console import Reporter
+from headway.errors import RunError, UserError
+from headway.files import Ownership, read_json_lines, write_text
+from headway.generation import Sampling
+from headway.models import parameter_count
+from headway.tasks import Answer, LanguageModelling, QuestionAnswering
+from headway.text import KINDS, Tokenizer, load_tokenizer
+from headway.training import device as devices
+from headway.training.checkpoint import Checkpoints, State
+from headway.training.loop import Stage, Trainer
+
+Record = dict[str, Any]
+
+
+class Run:
+    """A trained model with its tokenizer, its task and its record."""
+
+    def __init__(self, path: str | Path, device: str = "auto") -> None:
+        self.path = Path(path)
+        if not (self.path / "run.toml").is_file():
+            raise RunError(
+                f"{self.path}: not a run directory (no run.toml in it); train one with: headway train …"
+            )
+        self.device, _ = devices.choose_device(device)
+        self.settings = load_settings(self.path / "run.toml")
+        self.checkpoints = Checkpoints(self.path)
+        latest = self.checkpoints.latest(lambda note: None)
+        if latest is None:
+            raise RunError(
+                f"{self.path}: no whole checkpoint in it yet; go on with: headway train {self.path} --resume"
+            )
+        self.latest = self.checkpoints.state(latest)
+        best = self.latest.best_step
+        self.step = best if best in self.checkpoints.steps() and self.latest.done else latest
+        self.tokenizer: Tokenizer = load_tokenizer(self.path / "tokenizer.json")
+        if self.tokenizer.fingerprint() != self.latest.tokenizer:
+            raise RunError(
+                f"{self.path}: tokenizer.json ({self.tokenizer.fingerprint()}) is not the one these weights were trained "
+                f"with ({self.latest.tokenizer}); put the right file back, or train again"
+            )
+        self.task = self.settings.task.build(self.tokenizer, self.settings.model.block)
+
+    @cached_property
+    def model(self) -> torch.nn.Module:
+        """The weights: the best checkpoint of a finished run, else the newest."""
+        model = self.settings.model.build(len(self.tokenizer))
+        self.checkpoints.load_model(self.step, model)
+        return model.to(self.device).eval()
+
+    @property
+    def metrics(self) -> list[Record]:
+        return read_json_lines(self.path / "metrics.jsonl")
+
+    @property
+    def evaluation(self) -> Record:
+        """The newest evaluation on record."""
+        return next((record["evaluation"] for record in reversed(self.metrics) if "evaluation" in record), {})
+
+    @property
+    def parameters(self) -> int:
+        return parameter_count(self.model)
+
+    @property
+    def state(self) -> State:
+        return self.latest
+
+    def evaluate(self, split: str = "dev") -> Record:
+        """Score the model on a split or a file; see the task's `evaluate`."""
+        return self.task.evaluate(self.model, split)
+
+    def answer(self, questions: str | Sequence[str], alternatives: int = 3) -> list[Answer]:
+        """Answers with their probabilities, for a run that answers questions."""
+        if not isinstance(self.task, QuestionAnswering):
+            raise UserError(
+                f"{self.path}: this run's task is {self.settings.task.name}, it does not answer questions"
+            )
+        return self.task.answer(
+            self.model, [questions] if isinstance(questions, str) else questions, alternatives
+        )
+
+    def complete(self, prompt: str, limit: int = 200, sampling: Sampling = Sampling()) -> Iterator[str]:
+        """The continuation of `prompt`, piece by piece."""
+        if not isinstance(self.task, LanguageModelling):
+            raise UserError(
+                f"{self.path}: this run's task is {self.settings.task.name}, it does not continue text"
+            )
+        return self.task.stream(self.model, prompt, limit, sampling)
+
+
+def load(path: str | Path, device: str = "auto") -> Run:
+    """Open a run directory."""
+    return Run(path, device)
+
+
+def train(
+    source: str | Path | dict[str, Any] | RunSettings,
+    out: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    resume: bool = False,
+    report: Reporter | None = None,
+    watch: Callable[[Record], None] = lambda record: None,
+) -> Run:
+    """Train what a recipe, a run file, tables or settings say, into the directory `out`.
+
+    With `resume`, `out` is continued from its newest checkpoint; a finished run is left as it is.
+    """
+    report = report or Reporter()
+    settings = source if isinstance(source, RunSettings) else load_settings(source, overrides)
+    directory = Path(out) if out is not None else free_directory(settings.name)
+    prepare(directory, settings, resume)
+    with Ownership(directory):
+        if resume and (directory / "tokenizer.json").exists():
+            tokenizer = load_tokenizer(directory / "tokenizer.json")
+        else:
+            tokenizer = build_tokenizer(settings, report)
+            tokenizer.save(directory / "tokenizer.json")
+        device, why = devices.choose_device(settings.training.device)
+        torch.manual_seed(settings.training.seed)
+        model = settings.model.build(len(tokenizer)).to(device)
+        report.say(
+            f"{directory}: {settings.model.kind} with {parameter_count(model):,} parameters, {len(tokenizer):,} "
+            f"{settings.tokenizer.kind} in the vocabulary, on {devices.describe(device)} ({why})"
+        )
+        trainer = Trainer(
+            model, build_stages(settings, tokenizer), directory, tokenizer.fingerprint(), report, watch
+        )
+        if resume:
+            trainer.resume()
+        trainer.run()
+    return Run(directory, device.type)
+
+
+def build_tokenizer(settings: RunSettings, report: Reporter) -> Tokenizer:
+    """A tokenizer that knows every text of every stage."""
+    texts = [text for _, stage in settings.stages() for text in stage.task.texts(report.say)]
+    return KINDS[settings.tokenizer.kind].train(texts, size=settings.tokenizer.size)
+
+
+def build_stages(settings: RunSettings, tokenizer: Tokenizer) -> list[Stage]:
+    stages: list[Stage] = []
+    begin = 0
+    for name, stage in settings.stages():
+        task = stage.task.build(tokenizer, settings.model.block)
+        stages.append(Stage(name, task, stage.training, begin, final=name == "training"))
+        begin += stage.training.steps
+    return stages
+
+
+def prepare(directory: Path, settings: RunSettings, resume: bool) -> None:
+    """Make the directory of a new run, or check that an old one may be continued with these settings."""
+    run_file = directory / "run.toml"
+    if resume and run_file.is_file():
+        differences = compare(load_settings(run_file).tables(), settings.tables())
+        if differences:
+            raise RunError(
+                f"{directory}: its settings are not the ones given:\n  - "
+                + "\n  - ".join(differences)
+                + f"\nresume with its own (headway train {directory} --resume), or start anew with another --out"
+            )
+        return
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        way = "continue it with --resume, or choose" if run_file.is_file() else "choose"
+        raise RunError(f"{directory}: exists already; {way} another directory with --out")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_text(run_file, settings.to_toml())
+    except OSError as error:
+        raise RunError(
+            f"{directory}: cannot be written ({error.strerror}); choose another with --out"
+        ) from None
+
+
+def compare(old: Record, new: Record, place: str = "") -> list[str]:
+    """Every setting that differs, as `place: old, now new`."""
+    found = []
+    for key in old | new:
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            found += compare(before, after, f"{place}{key}.")
+        elif before != after:
+            found.append(f"{place}{key}: {before!r} there, {after!r} now")
+    return found
+
+
+def free_directory(name: str) -> Path:
+    """runs/NAME, or runs/NAME-2 and so on where that is taken."""
+    names = (name if number == 1 else f"{name}-{number}" for number in range(1, 10_000))
+    return next(Path("runs", each) for each in names if not Path("runs", each).exists())

@@ -1,0 +1,185 @@
+"""Settings: plain dataclasses beside their owners, read strictly from TOML run files.
+
+A settings class declares its keys with `setting(default, help, …)`; reading checks key names, types, choices and ranges
+of the whole file and reports everything that is wrong at once. A class may add `problems()` for what concerns several
+keys. This module knows how to read and write such classes and nothing about what they mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from headway.errors import SettingsError, nearest
+
+REQUIRED: Any = dataclasses.MISSING
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = (),
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    path: bool = False,
+) -> Any:
+    """A dataclass field with what a reader of a run file needs to know about it."""
+    metadata = {
+        "help": help,
+        "choices": choices,
+        "least": least,
+        "most": most,
+        "above": above,
+        "below": below,
+        "path": path,
+    }
+    return dataclasses.field(default=default, metadata=metadata, kw_only=default is REQUIRED)
+
+
+def read(cls: type, values: object, place: str, problems: list[str]) -> Any:
+    """An instance of the settings class `cls` from a TOML table; what is wrong is added to `problems`.
+
+    Returns None where no instance can be made.
+    """
+    if not isinstance(values, dict):
+        problems.append(f"[{place}] must be a table, not {values!r}")
+        return None
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    before = len(problems)
+    good: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in fields:
+            problems.append(f"{place}.{key}: unknown key{nearest(key, fields)}")
+            continue
+        problem, converted = check(value, hints[key], fields[key].metadata)
+        if problem:
+            problems.append(f"{place}.{key} = {value!r}: {problem}")
+        else:
+            good[key] = converted
+    for name, field in fields.items():
+        if name not in values and field.default is REQUIRED:
+            problems.append(f"{place}.{name}: missing; {field.metadata['help']}")
+    if len(problems) > before:
+        return None
+    instance = cls(**good)
+    problems.extend(f"{place}.{key}: {problem}" for key, problem in cross_checks(instance))
+    return instance
+
+
+def cross_checks(instance: Any) -> Iterator[tuple[str, str]]:
+    return instance.problems() if hasattr(instance, "problems") else iter(())
+
+
+def check(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> tuple[str | None, Any]:
+    """(what is wrong or None, the value as its type)."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for kind in kinds:
+        fits, converted = fit(value, kind)
+        if fits:
+            return limits(converted, metadata), converted
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text in quotes"}
+    wanted = " or ".join(names.get(kind, "a list of texts") for kind in kinds if kind is not type(None))
+    return f"must be {wanted}", None
+
+
+def fit(value: Any, kind: Any) -> tuple[bool, Any]:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return True, float(value)
+    if kind in (int, float, str, bool):
+        return isinstance(value, kind) and (kind is bool or not isinstance(value, bool)), value
+    if typing.get_origin(kind) is list:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value), value
+    return False, value
+
+
+def limits(value: Any, metadata: typing.Mapping[str, Any]) -> str | None:
+    if not metadata:
+        return None
+    choices = metadata["choices"]() if callable(metadata["choices"]) else metadata["choices"]
+    if choices and value not in choices:
+        close = nearest(str(value), choices)
+        return f"must be one of {', '.join(choices)}" + (close if "did you mean" in close else "")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not -float("inf") < value < float("inf"):
+            return "must be a finite number"
+        for name, words, holds in (
+            ("least", "at least", lambda limit: value >= limit),
+            ("most", "at most", lambda limit: value <= limit),
+            ("above", "above", lambda limit: value > limit),
+            ("below", "below", lambda limit: value < limit),
+        ):
+            limit = metadata[name]
+            if limit is not None and not holds(limit):
+                return f"must be {words} {limit:g}"
+    return None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file, or a `SettingsError` that names file, line and column."""
+    try:
+        return tomllib.loads(path.read_text("utf-8-sig"))
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError([f"not TOML: {error}"], str(path)) from None
+    except UnicodeDecodeError as error:
+        raise SettingsError([f"not UTF-8 at byte {error.start}; re-save it as UTF-8"], str(path)) from None
+    except OSError as error:
+        raise SettingsError([f"cannot be read: {error.strerror}"], str(path)) from None
+
+
+def override(tables: dict[str, Any], assignment: str) -> None:
+    """Put one `a.b=c` into `tables`; c is read as TOML, and as plain text where it is not TOML."""
+    key, equals, text = assignment.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or len(parts) < 2 or not all(parts):
+        raise SettingsError([f"{assignment!r} is not section.key=value, as in model.width=128"], "--set")
+    try:
+        value = tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    table = tables
+    for part in parts[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise SettingsError([f"{assignment!r}: '{part}' is a value, not a section"], "--set")
+    table[parts[-1]] = value
+
+
+def to_table(instance: Any) -> dict[str, Any]:
+    """The settings as a TOML table; keys whose value is None are left out."""
+    pairs = ((field.name, getattr(instance, field.name)) for field in dataclasses.fields(instance))
+    return {name: value for name, value in pairs if value is not None}
+
+
+def to_toml(tables: dict[str, Any], prefix: str = "") -> str:
+    """Write nested tables of plain values as TOML."""
+    lines = [f"{key} = {toml_value(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+    text = "\n".join(lines) + ("\n" if lines else "")
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            inner = to_toml(value, f"{prefix}{key}.")
+            has_values = any(not isinstance(item, dict) for item in value.values())
+            text += (f"\n[{prefix}{key}]\n" if has_values else "") + inner
+    return text
+
+
+def toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = "".join(
+            f"\\u{ord(char):04x}" if ord(char) < 32 or ord(char) == 127 else char
+            for char in value.replace("\\", "\\\\").replace('"', '\\"')
+        )
+        return f'"{escaped}"'
+    if isinstance(value, list):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    return repr(value)

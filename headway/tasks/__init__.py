@@ -1,0 +1,30 @@
+"""What is learned and how it is scored.
+
+`TASKS` is what `[task] name` may say. A task's settings read its texts (`texts`) and build it (`build`); the task makes
+batches and scores models (`headway.tasks.base.Task`).
+"""
+
+from headway.tasks.base import IGNORE, Batch, Task
+from headway.tasks.language_modelling import LanguageModelling, LanguageModellingSettings
+from headway.tasks.question_answering import Answer, QuestionAnswering, QuestionAnsweringSettings
+from headway.tasks.span_corruption import SpanCorruption, SpanCorruptionSettings
+
+TASKS = {
+    "language_modelling": LanguageModellingSettings,
+    "span_corruption": SpanCorruptionSettings,
+    "question_answering": QuestionAnsweringSettings,
+}
+
+__all__ = [
+    "IGNORE",
+    "TASKS",
+    "Answer",
+    "Batch",
+    "LanguageModelling",
+    "LanguageModellingSettings",
+    "QuestionAnswering",
+    "QuestionAnsweringSettings",
+    "SpanCorruption",
+    "SpanCorruptionSettings",
+    "Task",
+]

@@ -1,0 +1,126 @@
+"""What every task has in common: batches, the objective, the metric.
+
+A task turns text into examples, examples into batches, and says how a model is scored. Training sees a task through
+this interface only.
+
+Shapes: B rows, T tokens.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headway.text import Tokenizer
+
+IGNORE = -100  # a target that is not learned
+
+
+@dataclass
+class Batch:
+    """Rows padded on the right: what the model reads and what it should say next.
+
+    `targets` are IGNORE where nothing is learned; `lengths` says how many inputs of each row are not padding.
+    """
+
+    inputs: Tensor  # (B, T)
+    targets: Tensor  # (B, T)
+    lengths: Tensor  # (B,)
+
+    @classmethod
+    def next_token(cls, rows: Tensor, lengths: Tensor, learned: Tensor | None = None) -> Batch:
+        """Every row teaches its next token: inputs are rows[:, :-1], targets rows[:, 1:] where `learned` (B, T+1)."""
+        there = torch.arange(rows.shape[1] - 1) < lengths[:, None] - 1
+        if learned is not None:
+            there = there & learned[:, 1:]
+        return cls(rows[:, :-1], rows[:, 1:].masked_fill(~there, IGNORE), lengths - 1)
+
+    @property
+    def tokens(self) -> int:
+        """Inputs that are not padding."""
+        return int(self.lengths.sum())
+
+    def learned(self) -> int:
+        """Targets that count."""
+        return int((self.targets != IGNORE).sum())
+
+    def to(self, device: torch.device) -> Batch:
+        move = {"device": device, "non_blocking": True}
+        return Batch(self.inputs.to(**move), self.targets.to(**move), self.lengths.to(**move))
+
+    def trimmed(self) -> Batch:
+        """Without the columns that are padding in every row."""
+        longest = int(self.lengths.max())
+        return Batch(self.inputs[:, :longest], self.targets[:, :longest], self.lengths)
+
+    def pieces(self, count: int) -> list[Batch]:
+        """The same rows in `count` batches of like lengths, each as narrow as its longest row.
+
+        Their losses and gradients add up to those of the whole batch; only padding is no longer computed.
+        """
+        if count <= 1:
+            return [self.trimmed()]
+        order = self.lengths.argsort(stable=True)
+        return [
+            Batch(self.inputs[rows], self.targets[rows], self.lengths[rows]).trimmed()
+            for rows in order.tensor_split(min(count, len(order)))
+        ]
+
+
+def next_token_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Cross-entropy summed over the targets that count."""
+    logits = model(batch.inputs)  # (B, T, V)
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(), batch.targets.flatten(), ignore_index=IGNORE, reduction="sum"
+    )
+
+
+class Task(ABC):
+    """One way of learning from text.
+
+    `examples` is the number of rows in an epoch; `batch` is a pure function of which rows and of the generator's state.
+    `metric` names the score in `evaluate`'s result by which checkpoints are compared.
+    """
+
+    metric: ClassVar[str] = "loss"
+    higher_is_better: ClassVar[bool] = False
+    examples: int
+
+    def __init__(self, tokenizer: Tokenizer, block: int) -> None:
+        self.tokenizer = tokenizer
+        self.block = block
+
+    @abstractmethod
+    def load(self) -> None:
+        """Read and encode what training needs."""
+
+    @abstractmethod
+    def batch(self, rows: Tensor, generator: torch.Generator) -> Batch:
+        """The examples `rows` (B,) as a batch."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, split: str = "dev") -> dict[str, Any]:
+        """Score the model on a split of the task's data or on a file; includes `metric` where it can be known."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return next_token_loss(model, batch)
+
+
+@torch.inference_mode()
+def mean_loss(model: nn.Module, batches: Sequence[Batch]) -> tuple[float, int]:
+    """(loss a learned token, number of such tokens) over batches, without dropout."""
+    training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    total, count = 0.0, 0
+    for batch in batches:
+        total += float(next_token_loss(model, batch.trimmed().to(device)))
+        count += batch.learned()
+    model.train(training)
+    return total / max(1, count), count

@@ -1,0 +1,122 @@
+"""Causal language modelling: the next token of running text.
+
+    loss = − Σ_t log p(x_t | x_<t)
+
+An epoch cuts the corpus into windows of `block` tokens, in random order and with a random phase; documents are
+separated by a mask mark. What is held out for validation is never trained on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headway.data.catalog import resolve
+from headway.errors import DataError, UserError
+from headway.generation import Sampling, stream
+from headway.settings import REQUIRED, setting
+from headway.tasks.base import Batch, Task, mean_loss
+from headway.tasks.corpus import Corpus
+from headway.text import Tokenizer, read_documents
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class LanguageModellingSettings:
+    """`[task]` with name = "language_modelling"."""
+
+    name: str = setting("language_modelling", "which task")
+    corpus: str = setting(REQUIRED, "the text to learn: a file, a folder or a pattern", path=True)
+    documents: str = setting("lines", "what a document is in a .txt file", choices=("lines", "file"))
+    column: str | None = setting(None, "which column of a .tsv, .csv or .jsonl file holds the text")
+    validation: str | None = setting(
+        None, "a file to validate on; without one the corpus's end is held out", path=True
+    )
+    holdout: float = setting(
+        0.1, "share of the corpus held out where there is no validation file", least=0.0, below=1.0
+    )
+    errors: str = setting("strict", "what to do with bytes that are not UTF-8", choices=("strict", "replace"))
+
+    def texts(self, say: Say) -> list[str]:
+        return self.read(self.corpus, say)
+
+    def read(self, path: str, say: Say = lambda note: None) -> list[str]:
+        return read_documents(
+            resolve(path), documents=self.documents, column=self.column, errors=self.errors, say=say
+        )
+
+    def build(self, tokenizer: Tokenizer, block: int) -> LanguageModelling:
+        return LanguageModelling(self, tokenizer, block)
+
+
+class LanguageModelling(Task):
+    def __init__(self, settings: LanguageModellingSettings, tokenizer: Tokenizer, block: int) -> None:
+        super().__init__(tokenizer, block)
+        self.settings = settings
+
+    def load(self) -> None:
+        tokens = self.encode(self.settings.corpus)
+        if self.settings.validation is None:
+            cut = len(tokens) - int(len(tokens) * self.settings.holdout)
+            self.train, self.validation = tokens[:cut], tokens[cut:]
+        else:
+            self.train, self.validation = tokens, self.encode(self.settings.validation)
+        if len(self.train) <= self.block:
+            raise DataError(
+                f"{self.settings.corpus}: {len(self.train):,} tokens to train on are fewer than a row of "
+                f"model.block = {self.block}; give a longer text, or set model.block below {len(self.train)}"
+            )
+        self.examples = (len(self.train) - 1) // self.block
+
+    def encode(self, path: str) -> Tensor:
+        documents = self.settings.read(path)
+        return Corpus.encode(documents, self.tokenizer, path, closing=len(documents) > 1).tokens
+
+    def batch(self, rows: Tensor, generator: torch.Generator) -> Batch:
+        phase = torch.randint(self.block, (len(rows),), generator=generator)
+        starts = (rows * self.block + phase).clamp(max=len(self.train) - self.block - 1)
+        return self.windows(self.train, starts)
+
+    def windows(self, tokens: Tensor, starts: Tensor) -> Batch:
+        width = min(self.block, len(tokens) - 1)
+        rows = tokens[starts[:, None] + torch.arange(width + 1)].long()  # (B, T + 1)
+        return Batch.next_token(rows, torch.full((len(rows),), width + 1))
+
+    def evaluate(self, model: nn.Module, split: str = "dev", batch_size: int = 64) -> dict[str, Any]:
+        """Loss a token, perplexity, and bits a byte, over every whole window of the split, none overlapping."""
+        if split in ("train", "dev"):
+            if not hasattr(self, "train"):
+                self.load()
+            tokens = self.train if split == "train" else self.validation
+        else:
+            tokens = self.encode(split)
+        if len(tokens) < 2:
+            raise UserError(
+                f"'{split}': nothing to validate on; set task.holdout or task.validation, or name a file"
+            )
+        starts = torch.arange(0, max(1, len(tokens) - self.block), self.block)
+        batches = [self.windows(tokens, part) for part in starts.split(batch_size)]
+        loss, count = mean_loss(model, batches)
+        lengths = torch.from_numpy(self.tokenizer.byte_lengths())
+        size = sum(int(lengths[batch.targets].sum()) for batch in batches)
+        return {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            "bits_per_byte": loss * count / math.log(2) / max(1, size),
+            "tokens": count,
+        }
+
+    def stream(self, model: nn.Module, prompt: str, limit: int, sampling: Sampling) -> Iterator[str]:
+        """The continuation of `prompt` as pieces of text, as they are made."""
+        ids = self.tokenizer.encode(self.tokenizer.lead + prompt)
+        pieces = self.tokenizer.stream()
+        for _, token, _ in stream(model, [ids], limit, [self.tokenizer.mask], sampling):
+            if token != self.tokenizer.mask:
+                yield pieces.feed(token)
+        yield pieces.flush()

@@ -1,0 +1,377 @@
+"""Readers for a user's own files: plain text, TSV, CSV and JSON lines, each also as .gz.
+
+A corpus comes out as a list of documents, a question set as a list of pairs. Every reader takes `say`, which
+is called with one line for each thing it put right on the way (`wiki.txt: 3 empty lines skipped`). Rows that
+are wrong are collected, so that one error shows the first few of them with file, line and value.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.errors import DataError, SettingsError, nearest
+from headway.text.plain import Notes, counted, read_text, silent
+
+__all__ = ["Notes", "Pair", "read_documents", "read_lines", "read_pairs", "read_text"]
+
+TABLES = ("tsv", "csv", "jsonl")
+SHOWN_ROWS = 5
+SHOWN_CHARACTERS = 60
+
+Row = tuple[int, list[str]]
+"""The line a record begins on, counted from 1, and its cells."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A question and its answer, or None where the file has questions only, with the line it stands on."""
+
+    source: str
+    target: str | None
+    line: int
+
+
+def read_lines(path: str | Path, *, errors: str = "strict", say: Notes = silent) -> list[tuple[int, str]]:
+    """The lines of a file that are not blank, as they are, each with its number counted from 1.
+
+    Only `\\n` ends a line. U+2028, vertical tabs and the like are text, so numbers agree with an editor's.
+    """
+    lines = list(_numbered_lines(read_text(path, errors=errors, say=say)))
+    kept = [(number, line) for number, line in lines if line.strip()]
+    _say_skipped(path, len(lines) - len(kept), "empty line", say)
+    return kept
+
+
+def read_documents(
+    path: str | Path,
+    *,
+    documents: str = "lines",
+    column: str | int | None = None,
+    errors: str = "strict",
+    say: Notes = silent,
+) -> list[str]:
+    """The documents of a corpus: a file, every text file in a folder, or every file that a pattern matches.
+
+    Plain text gives a document a line, or a document a file with documents="file". A table (.tsv, .csv or
+    .jsonl) gives one a row, from `column`: a name (the first row is then a header; in JSON lines a key) or an
+    index from 0 (every row is then data). Without it the column "text" is taken, or the only one.
+    """
+    if documents not in ("lines", "file"):
+        raise SettingsError([f'documents = {documents!r}: "lines" or "file" is wanted'])
+    texts: list[str] = []
+    for file in _files(path):
+        form = _format(file)
+        if form in TABLES:
+            read = _json_column if form == "jsonl" else _table_column
+            texts += _without_blanks(file, read(file, column, errors, say), say)
+        elif documents == "file":
+            texts.append(read_text(file, errors=errors, say=say))
+        else:
+            texts += [line for _, line in read_lines(file, errors=errors, say=say)]
+    return texts
+
+
+def read_pairs(
+    path: str | Path,
+    *,
+    answers: bool | None = None,
+    columns: tuple[str | int, str | int] | None = None,
+    errors: str = "strict",
+    say: Notes = silent,
+) -> list[Pair]:
+    """Questions with their answers, or questions alone: every row of a file must have the same shape.
+
+    A .tsv file (or one with an unknown ending) is `question<TAB>answer` or `question`, with no header. A .csv
+    file has a header row and a .jsonl file has keys, `question` and `answer` unless `columns` names others.
+    Given names as `columns` a .tsv file has a header too; indexes from 0 are for tables without one.
+
+    answers=True demands answers, None takes them where they are, False leaves them out.
+    """
+    form = _format(path)
+    if form == "jsonl":
+        rows = _json_pairs(path, answers, columns, errors, say)
+    elif form == "csv" or columns:
+        rows = _table_pairs(path, answers, columns or ("question", "answer"), errors, say)
+    else:
+        rows = _plain_pairs(path, answers, errors, say)
+    _raise_listed(
+        f"{path}:{line}: empty {name}" + (f" to {_shown(cells[0])}" if name == "answer" else "")
+        for line, cells in rows
+        for name, cell in zip(("question", "answer"), cells, strict=False)
+        if not cell.strip()
+    )
+    if answers is None and len(rows[0][1]) == 1:
+        say(f"{path}: questions only, no answers")
+    return [Pair(cells[0], cells[1] if len(cells) > 1 else None, line) for line, cells in rows]
+
+
+def _files(path: str | Path) -> list[str | Path]:
+    """The files that `path` stands for, sorted: itself, those in the folder, or those the pattern matches."""
+    if os.path.isdir(path):
+        folder = Path(path)
+        endings = {f".{form}{packed}" for form in ("txt", *TABLES) for packed in ("", ".gz")}
+        found: list[str | Path] = [
+            file
+            for file in sorted(folder.rglob("*"))
+            if file.name.lower().endswith(tuple(endings))
+            and os.path.isfile(file)
+            and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+        ]
+        if not found:
+            raise DataError(f"{path}: no .txt, .tsv, .csv or .jsonl file (or .gz of one) in this folder")
+        return found
+    if any(sign in str(path) for sign in "*?[") and not os.path.exists(path):
+        matches: list[str | Path] = [
+            name for name in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(name)
+        ]
+        if not matches:
+            raise DataError(f"{path}: no file matches this pattern")
+        return matches
+    return [path]
+
+
+def _format(path: str | Path) -> str:
+    """'tsv', 'csv', 'jsonl', or whatever else the name ends in, a final .gz aside."""
+    return Path(Path(path).name.lower().removesuffix(".gz")).suffix.removeprefix(".")
+
+
+def _numbered_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines counted from 1. A final line end closes the last line and begins no further one."""
+    return enumerate(text.removesuffix("\n").split("\n"), start=1)
+
+
+# ---- tables: .tsv and .csv
+
+
+def _table(path: str | Path, errors: str, say: Notes) -> list[Row]:
+    """The rows of a .csv file, or of any other as TSV, in which quotation marks mean nothing."""
+    text = read_text(path, errors=errors, say=say)
+    if _format(path) == "csv":
+        rows = list(_csv_rows(path, text))
+    else:
+        rows = [(number, line.split("\t")) for number, line in _numbered_lines(text)]
+    kept = [(line, cells) for line, cells in rows if len(cells) > 1 or "".join(cells).strip()]
+    _say_skipped(path, len(rows) - len(kept), "empty line", say)
+    if not kept:
+        raise DataError(f"{path}: empty; there is no row with text in it")
+    return kept
+
+
+def _csv_rows(path: str | Path, text: str) -> Iterator[Row]:
+    """CSV records with the line each begins on; a quoted cell may run over several lines."""
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a cell may be a long document
+    reader = csv.reader(io.StringIO(text), strict=True)
+    start = 1
+    try:
+        for cells in reader:
+            yield start, cells
+            start = reader.line_num + 1
+    except csv.Error as error:
+        begins = _shown(text.split("\n")[start - 1])
+        if str(error) == "unexpected end of data":
+            raise DataError(f"{path}:{start}: a quote opened in this row is never closed: {begins}") from None
+        raise DataError(f"{path}:{start}: not CSV ({error}), in the row that begins {begins}") from None
+
+
+def _table_column(path: str | Path, column: str | int | None, errors: str, say: Notes) -> list[str]:
+    """The text column of a table, a cell a row."""
+    rows = _table(path, errors, say)
+    if column is None:
+        names = [cell.strip() for cell in rows[0][1]]
+        if "text" in names:
+            column = "text"
+        elif len(names) == 1:
+            column = 0
+        else:
+            raise DataError(
+                f"{path}: which column is the text? found: {_listed(names)}; "
+                f'name one (column = "title") or count from 0 in a table without a header (column = 1)'
+            )
+    return [cells[0] for _, cells in _selected(path, rows, [column], say)]
+
+
+def _selected(path: str | Path, rows: list[Row], columns: Sequence[str | int], say: Notes) -> list[Row]:
+    """The rows cut down to `columns`. Names mean that the first row is a header; indexes, that none is."""
+    line, header = rows[0]
+    indexes = [_column_index(f"{path}:{line}", header, column) for column in columns]
+    if all(_is_index(column) for column in columns):
+        say(f"{path}: no header row expected, every row read")
+    else:
+        rows = rows[1:]
+        if not rows:
+            raise DataError(f"{path}:{line}: nothing after the header row ({_listed(header)})")
+    _check_widths(path, rows, len(header), "as in the first row")
+    return [(line, [cells[index] for index in indexes]) for line, cells in rows]
+
+
+def _is_index(column: str | int) -> bool:
+    return isinstance(column, int) or column.isdecimal()
+
+
+def _column_index(place: str, header: list[str], column: str | int) -> int:
+    """Where `column`, a name or an index, stands in a table's first row."""
+    if _is_index(column):
+        index = int(column)
+        if not 0 <= index < len(header):
+            raise DataError(f"{place}: no column {index}; there are {len(header)}, counted from 0")
+        return index
+    names = [cell.strip() for cell in header]
+    if names.count(str(column)) != 1:
+        trouble = f"{names.count(str(column))} columns named" if column in names else "no column"
+        offer = "" if column in names else nearest(str(column), [_shortened(name) for name in names])
+        raise DataError(f"{place}: {trouble} '{column}' in the header row{offer}")
+    return names.index(str(column))
+
+
+def _check_widths(path: str | Path, rows: list[Row], wanted: int, shape: str) -> None:
+    """Every row must have `wanted` cells; `shape` says why."""
+    wish = f"{wanted} {'is' if wanted == 1 else 'are'} wanted ({shape})"
+    _raise_listed(
+        f"{path}:{line}: {counted(len(cells), 'column')} where {wish}: {_shown(cells[0])}"
+        for line, cells in rows
+        if len(cells) != wanted
+    )
+
+
+def _table_pairs(
+    path: str | Path, answers: bool | None, columns: tuple[str | int, str | int], errors: str, say: Notes
+) -> list[Row]:
+    """Questions, and answers if wanted, from the named columns of a table."""
+    rows = _table(path, errors, say)
+    header = [cell.strip() for cell in rows[0][1]]
+    answer = columns[1]
+    present = int(answer) < len(header) if _is_index(answer) else answer in header
+    return _selected(path, rows, columns if _with_answers(answers, present) else columns[:1], say)
+
+
+def _plain_pairs(path: str | Path, answers: bool | None, errors: str, say: Notes) -> list[Row]:
+    """`question<TAB>answer` or `question` rows. In a mixed file the rarer shape is the mistake."""
+    rows = _table(path, errors, say)
+    widths = [len(cells) for _, cells in rows]
+    if answers or widths.count(2) >= widths.count(1):
+        _check_widths(path, rows, 2, "question<TAB>answer")
+    else:
+        _check_widths(path, rows, 1, "a question, as in most rows")
+    return [(line, cells[:1]) for line, cells in rows] if answers is False else rows
+
+
+def _with_answers(answers: bool | None, present: bool) -> bool:
+    """Whether to read answers, given what the caller asks for and whether the file has them."""
+    return present if answers is None else answers
+
+
+# ---- JSON lines
+
+
+def _json_column(path: str | Path, column: str | int | None, errors: str, say: Notes) -> list[str]:
+    """The text of every object."""
+    key = "text" if column is None else str(column)
+    return [cells[0] for _, cells in _json_strings(path, _json_objects(path, errors, say), [key])]
+
+
+def _json_pairs(
+    path: str | Path,
+    answers: bool | None,
+    columns: tuple[str | int, str | int] | None,
+    errors: str,
+    say: Notes,
+) -> list[Row]:
+    """Questions, and answers if wanted, from every object. Where one has an answer, all must have one."""
+    question, answer = (str(key) for key in columns or ("question", "answer"))
+    objects = _json_objects(path, errors, say)
+    present = any(answer in item for _, item in objects)
+    keys = [question, answer] if _with_answers(answers, present) else [question]
+    return _json_strings(path, objects, keys)
+
+
+def _json_objects(path: str | Path, errors: str, say: Notes) -> list[tuple[int, dict[str, Any]]]:
+    """One JSON object a line, each with its line number."""
+    objects: list[tuple[int, dict[str, Any]]] = []
+    problems: list[str] = []
+    for line, text in read_lines(path, errors=errors, say=say):
+        try:
+            item = json.loads(text)
+        except json.JSONDecodeError as error:
+            problems.append(f"{path}:{line}: not JSON ({error.msg}) at column {error.colno}: {_shown(text)}")
+        except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
+            problems.append(f"{path}:{line}: not JSON that can be read ({error}): {_shown(text)}")
+        else:
+            if isinstance(item, dict):
+                objects.append((line, item))
+            else:
+                problems.append(f'{path}:{line}: not a JSON object (like {{"text": "..."}}): {_shown(text)}')
+    _raise_listed(problems)
+    return objects
+
+
+def _json_strings(path: str | Path, objects: list[tuple[int, dict[str, Any]]], keys: list[str]) -> list[Row]:
+    """The strings under `keys` of every object, as rows of a table."""
+    _raise_listed(
+        f"{path}:{line}: {problem}"
+        for line, item in objects
+        for key in keys
+        if (problem := _json_problem(item, key))
+    )
+    return [(line, [item[key] for key in keys]) for line, item in objects]
+
+
+def _json_problem(item: dict[str, Any], key: str) -> str | None:
+    """What is wrong with item[key], if anything."""
+    if key not in item:
+        return f"no key '{key}'{nearest(key, item)}"
+    value = item[key]
+    if not isinstance(value, str):
+        return f"'{key}' is {_shortened(json.dumps(value))}, where a string is wanted"
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(value[error.start]):04x}"
+        return f"'{key}' holds half a surrogate pair ({half}), which is not a character"
+    return None
+
+
+# ---- what readers say
+
+
+def _without_blanks(path: str | Path, texts: list[str], say: Notes) -> list[str]:
+    """The texts that are not blank; an error where none is left."""
+    kept = [text for text in texts if text.strip()]
+    if not kept:
+        raise DataError(f"{path}: empty; no row has text in the column that was asked for")
+    _say_skipped(path, len(texts) - len(kept), "empty text", say)
+    return kept
+
+
+def _say_skipped(path: str | Path, number: int, noun: str, say: Notes) -> None:
+    if number:
+        say(f"{path}: {counted(number, noun)} skipped")
+
+
+def _raise_listed(problems: Iterable[str]) -> None:
+    """One error for all the bad rows of a file: the first few in full, and how many more there are."""
+    listed = list(problems)
+    if rest := listed[SHOWN_ROWS:]:
+        listed[SHOWN_ROWS:] = [f"... and {counted(len(rest), 'more row')} like these"]
+    if listed:
+        raise DataError("\n".join(listed))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
+
+
+def _shown(text: str) -> str:
+    """A value as it may stand in a message: quoted, invisible characters spelled out, not too long."""
+    return repr(_shortened(text))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(_shown(name) for name in names)

@@ -1,0 +1,142 @@
+"""Checkpoints: whole or not there.
+
+    checkpoints/step-00012000/   model.safetensors  optimizer.safetensors  state.json  manifest.json (written last)
+
+A checkpoint is written into a temporary folder, synced, and renamed; its manifest holds the size and SHA-256 of every
+file, and one without a manifest does not exist. Nothing in it is a pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from headway.errors import RunError
+from headway.files import sync_directory, write_bytes, write_json
+from headway.training.optimizer import Optimizer
+
+MANIFEST = "manifest.json"
+
+
+@dataclass
+class State:
+    """Where a run stands. `step` counts over all stages."""
+
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    best_step: int | None = None
+    best_value: float | None = None
+    since_best: int = 0  # evaluations since the best one
+    done: bool = False
+    tokenizer: str = ""  # fingerprint of the tokenizer these weights were trained with
+
+
+class Checkpoints:
+    """The checkpoints of one run directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "checkpoints"
+
+    def path(self, step: int) -> Path:
+        return self.directory / f"step-{step:08d}"
+
+    def steps(self) -> list[int]:
+        """The checkpoints that exist, oldest first."""
+        found = self.directory.glob(f"step-*/{MANIFEST}")
+        return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
+
+    def save(self, model: nn.Module, optimizer: Optimizer | None, state: State) -> None:
+        """Write the checkpoint of `state.step`, then let go of all but it and the best one."""
+        final = self.path(state.step)
+        temporary = self.directory / f".{final.name}.{os.getpid()}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            files = {"model.safetensors": save(weights(model))}
+            if optimizer is not None:
+                files["optimizer.safetensors"] = save(contiguous(optimizer.state()))
+            files["state.json"] = json.dumps(asdict(state), indent=1).encode()
+            for name, data in files.items():
+                write_bytes(temporary / name, data)
+            write_json(temporary / MANIFEST, {name: fingerprint(data) for name, data in files.items()})
+            shutil.rmtree(final, ignore_errors=True)
+            os.replace(temporary, final)
+            sync_directory(self.directory)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        self.prune({state.step, state.best_step})
+
+    def prune(self, kept: set[int | None]) -> None:
+        for step in self.steps():
+            if step not in kept:
+                (self.path(step) / MANIFEST).unlink()  # from here on it does not exist
+                shutil.rmtree(self.path(step), ignore_errors=True)
+
+    def latest(self, say: Callable[[str], None]) -> int | None:
+        """The newest checkpoint whose files are what its manifest says; others are named and passed over."""
+        for step in reversed(self.steps()):
+            damage = self.damage(step)
+            if damage is None:
+                return step
+            say(f"{self.path(step)}: {damage}; passed over")
+        return None
+
+    def damage(self, step: int) -> str | None:
+        folder = self.path(step)
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text())
+            for name, wanted in manifest.items():
+                if fingerprint((folder / name).read_bytes()) != wanted:
+                    return f"{name} is damaged"
+        except (OSError, ValueError) as error:
+            return f"cannot be read ({error})"
+        return None
+
+    def state(self, step: int) -> State:
+        return State(**json.loads((self.path(step) / "state.json").read_text()))
+
+    def load_model(self, step: int, model: nn.Module) -> None:
+        """Put the weights of `step` into `model`."""
+        tensors = load_file(self.path(step) / "model.safetensors")
+        mismatch = describe_mismatch(tensors, weights(model))
+        if mismatch:
+            raise RunError(f"{self.path(step)}: these weights are of another model: {mismatch}")
+        model.load_state_dict(tensors, strict=False)
+
+    def load_optimizer(self, step: int, optimizer: Optimizer) -> None:
+        optimizer.load(load_file(self.path(step) / "optimizer.safetensors"))
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Every learned tensor once, under its first name: what `load_state_dict` needs to make the same model."""
+    return contiguous(dict(model.named_parameters()))
+
+
+def contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def describe_mismatch(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
+    """The first difference between two sets of tensors, in words; empty where there is none."""
+    for name in sorted(found.keys() | wanted.keys()):
+        if name not in found:
+            return f"'{name}' is missing"
+        if name not in wanted:
+            return f"'{name}' is not part of it"
+        if found[name].shape != wanted[name].shape:
+            return f"'{name}' is {tuple(found[name].shape)} where the model has {tuple(wanted[name].shape)}"
+    return ""
+
+
+def fingerprint(data: bytes) -> dict[str, Any]:
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}

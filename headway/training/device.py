@@ -1,0 +1,58 @@
+"""Which device and which precision, and why."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from headway.errors import SettingsError
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+PRECISIONS = ("auto", "float32", "bfloat16")
+
+
+def choose_device(wanted: str = "auto") -> tuple[torch.device, str]:
+    """(device, why it was chosen)."""
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if wanted == "auto":
+        name = next(name for name in ("cuda", "mps", "cpu") if available[name])
+        return torch.device(name), "the fastest here" if name != "cpu" else "no GPU here"
+    if not available[wanted]:
+        there = ", ".join(name for name, has in available.items() if has)
+        raise SettingsError([f"training.device = '{wanted}': not on this machine; here: {there}, or 'auto'"])
+    return torch.device(wanted), "as asked"
+
+
+def choose_precision(device: torch.device, wanted: str = "auto") -> tuple[torch.dtype, str]:
+    """(type of the matrix products, why it was chosen). Weights and optimizer state are float32 in either case."""
+    has, reason = has_bfloat16(device)
+    if wanted == "bfloat16" and not has:
+        raise SettingsError([f"training.precision = 'bfloat16': {reason}; use 'float32' or 'auto'"])
+    if wanted == "auto":
+        return (torch.bfloat16 if has else torch.float32), reason
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted], "as asked"
+
+
+def has_bfloat16(device: torch.device) -> tuple[bool, str]:
+    if device.type == "cuda":
+        has = torch.cuda.get_device_capability(device) >= (8, 0)
+        return has, "this GPU multiplies bfloat16 natively" if has else "this GPU has no bfloat16 units"
+    if device.type == "cpu":
+        amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
+        return amx, "this CPU has bfloat16 matrix units" if amx else "this CPU has no bfloat16 matrix units"
+    return False, "bfloat16 is not fast on this device"
+
+
+def autocast(device: torch.device, precision: torch.dtype) -> Any:
+    """The context in which forward passes run at `precision`."""
+    if precision == torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=precision)
+
+
+def describe(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({torch.get_num_threads()} threads)" if device.type == "cpu" else device.type

@@ -1,0 +1,344 @@
+"""The training loop.
+
+A run has one or two stages (pretraining, training), each a task with its own schedule and optimizer. Steps are counted
+over both. Which rows a step sees, how they are corrupted and what dropout drops are functions of (seed, stage, step): a
+run that is stopped anywhere and resumed ends with the same weights, bit for bit on a CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headway.console import Reporter
+from headway.errors import RunError, UserError
+from headway.files import read_json_lines, write_json_lines
+from headway.settings import setting
+from headway.tasks import Batch, Task
+from headway.training import device as devices
+from headway.training import optimizer as optimizers
+from headway.training import schedules
+from headway.training.checkpoint import Checkpoints, State
+from headway.training.order import Sequential, Shuffled, generator, mix
+
+
+@dataclass
+class TrainingSettings:
+    """`[training]`, and `[pretraining.training]`."""
+
+    steps: int = setting(1000, "updates of the weights", least=0)
+    batch_size: int = setting(64, "rows a step", least=1)
+    learning_rate: float = setting(1e-3, "peak learning rate of AdamW", above=0.0)
+    schedule: str = setting("cosine", "how the rate changes", choices=schedules.NAMES)
+    warmup: float = setting(0.02, "steps of rising rate; below 1, a share of all steps", least=0.0)
+    final_rate: float = setting(
+        0.1, "where cosine and linear end, as a share of the peak", least=0.0, most=1.0
+    )
+    final_tokens: int = setting(0, "where the course's schedule reaches its lowest rate, in tokens", least=0)
+    optimizer: str = setting(
+        "adamw", "adamw, or muon for the matrices inside the blocks", choices=optimizers.NAMES
+    )
+    muon_learning_rate: float = setting(0.015, "peak learning rate of Muon", above=0.0)
+    muon_weight_decay: float = setting(0.02, "weight decay of Muon", least=0.0)
+    weight_decay: float = setting(0.1, "weight decay of AdamW on the matrices", least=0.0)
+    beta1: float = setting(0.9, "AdamW's memory of the gradient", least=0.0, below=1.0)
+    beta2: float = setting(0.95, "AdamW's memory of its square", least=0.0, below=1.0)
+    clip: float = setting(1.0, "largest norm of the gradient; 0: no clipping", least=0.0)
+    accumulate: int = setting(
+        0, "pieces a step's rows are cut into, by length; 0: chosen by the device", least=0
+    )
+    shuffle: bool = setting(True, "a new random order every epoch; false: the order of the file")
+    log_every: int = setting(10, "steps between two lines of metrics.jsonl", least=1)
+    evaluate_every: int = setting(0, "steps between two evaluations; 0: at the end only", least=0)
+    checkpoint_every: int = setting(500, "steps between two checkpoints; 0: at the end only", least=0)
+    patience: int = setting(0, "evaluations without a better score before stopping early; 0: never", least=0)
+    seed: int = setting(0, "all randomness comes from it", least=0)
+    precision: str = setting("auto", "of the matrix products", choices=devices.PRECISIONS)
+    device: str = setting("auto", "where to train", choices=devices.DEVICES)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if self.schedule == "course" and not self.final_tokens:
+            yield "final_tokens", "the course's schedule needs it (200 × lines × block there)"
+        if self.warmup > max(1, self.steps):
+            yield "warmup", f"warmup ({self.warmup:g}) is more than steps ({self.steps})"
+        if self.patience and not self.evaluate_every:
+            yield "patience", "early stopping needs training.evaluate_every"
+
+
+@dataclass
+class Stage:
+    """One task, trained for `settings.steps` steps, beginning at the run's step `begin`."""
+
+    name: str
+    task: Task
+    settings: TrainingSettings
+    begin: int
+    final: bool  # the last stage is the one that is scored
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.settings.steps
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM came; the state is saved."""
+
+
+@dataclass
+class Trainer:
+    """Trains `model` through `stages` and keeps the record in `directory`."""
+
+    model: nn.Module
+    stages: list[Stage]
+    directory: Path
+    fingerprint: str
+    report: Reporter
+    watch: Callable[[dict[str, Any]], None] = lambda record: None  # sees every record of metrics.jsonl
+    state: State = field(default_factory=State)
+
+    def __post_init__(self) -> None:
+        self.checkpoints = Checkpoints(self.directory)
+        self.metrics = self.directory / "metrics.jsonl"
+        self.resumed_at: int | None = None
+        self.state.tokenizer = self.fingerprint
+
+    def resume(self) -> None:
+        """Go back to the newest whole checkpoint."""
+        step = self.checkpoints.latest(self.report.say)
+        if step is None:
+            self.report.say("no checkpoint yet: beginning at step 0")
+            write_json_lines(self.metrics, [])
+            return
+        self.state = self.checkpoints.state(step)
+        if self.state.tokenizer != self.fingerprint:
+            raise RunError(
+                f"{self.directory}: tokenizer.json ({self.fingerprint}) is not the one step {step:,} was trained with "
+                f"({self.state.tokenizer}); put the right file back, or start anew with another --out"
+            )
+        self.checkpoints.load_model(step, self.model)
+        self.resumed_at = step
+        kept = [record for record in read_json_lines(self.metrics) if record["step"] <= step]
+        write_json_lines(self.metrics, kept)
+        self.report.say(f"resuming after step {step:,}")
+
+    def run(self) -> State:
+        with interruptible() as interrupted:
+            for stage in self.stages:
+                if self.state.step < stage.end and not self.state.done:
+                    self.fit(stage, interrupted)
+        if not self.state.done:
+            self.state.done = True
+            self.checkpoints.save(self.model, None, self.state)
+        return self.state
+
+    def fit(self, stage: Stage, interrupted: Callable[[], bool]) -> None:
+        """Train one stage to its end."""
+        settings, task, model, state = stage.settings, stage.task, self.model, self.state
+        device = next(model.parameters()).device
+        precision, why = devices.choose_precision(device, settings.precision)
+        self.report.say(
+            f"{stage.name}: {settings.steps:,} steps of {settings.batch_size} rows, {dtype(precision)} ({why})"
+        )
+        task.load()
+        seed = mix(settings.seed, stage.name)
+        order = (
+            Shuffled(task.examples, settings.batch_size, seed)
+            if settings.shuffle
+            else Sequential(task.examples, settings.batch_size)
+        )
+        rate = rate_of(settings, order, task.block)
+        optimizer = optimizers.build_optimizer(model, settings)
+        if self.resumed_at is not None and stage.begin < state.step:
+            self.checkpoints.load_optimizer(state.step, optimizer)
+        meter = Meter(state)
+        model.train()
+        with self.report.progress(stage.name, settings.steps, state.step - stage.begin) as progress:
+            while state.step < stage.end:
+                step = state.step - stage.begin
+                batch = task.batch(order.rows(step), generator(seed, "batch", step))
+                torch.manual_seed(mix(seed, "dropout", step))
+                share = rate(step)
+                optimizer.set_rate(share)
+                with devices.autocast(device, precision):
+                    loss = accumulate(model, task, batch, pieces_of(settings, batch, device), device)
+                norm = clip(model, settings.clip)
+                optimizer.step()
+                optimizer.zero_grad()
+                state.step += 1
+                state.tokens += batch.tokens
+                meter.add(batch.tokens)
+
+                last = state.step == stage.end
+                if state.step % settings.log_every == 0 or last:
+                    record = {
+                        "stage": stage.name,
+                        "step": state.step,
+                        "loss": finite(loss, state.step, share * settings.learning_rate),
+                        "learning_rate": share * settings.learning_rate,
+                        "gradient_norm": float(norm),
+                        "tokens": state.tokens,
+                        **meter.read(),
+                    }
+                    self.record(record)
+                    progress.update(step + 1, record)
+                if due(settings.evaluate_every, state.step - stage.begin) or (last and stage.final):
+                    with devices.autocast(device, precision):
+                        stop_early = self.evaluate(stage, optimizer)
+                    meter.skip()
+                    if stop_early:
+                        break
+                if interrupted():
+                    meter.stop()
+                    self.checkpoints.save(model, optimizer, state)
+                    raise Interrupted(f"stopped after step {state.step:,}, state saved")
+                if due(settings.checkpoint_every, state.step - stage.begin) and not last:
+                    meter.stop()
+                    self.checkpoints.save(model, optimizer, state)
+                    meter.skip()
+        meter.stop()
+        if stage.final:
+            state.done = True
+        self.checkpoints.save(model, optimizer, state)
+
+    def evaluate(self, stage: Stage, optimizer: optimizers.Optimizer) -> bool:
+        """Score the model, remember the best; True when it is time to stop early."""
+        task, state = stage.task, self.state
+        result = stage.task.evaluate(self.model)
+        numbers = {key: value for key, value in result.items() if isinstance(value, int | float)}
+        self.record({"stage": stage.name, "step": state.step, "evaluation": numbers})
+        value = numbers.get(task.metric)
+        if value is None or not stage.final:
+            return False
+        self.report.say(f"{stage.name}: step {state.step:,}: dev {task.metric} {number(task.metric, value)}")
+        better = state.best_value is None or (
+            value > state.best_value if task.higher_is_better else value < state.best_value
+        )
+        state.since_best = 0 if better else state.since_best + 1
+        if better:
+            state.best_value, state.best_step = value, state.step
+            self.checkpoints.save(self.model, optimizer, state)
+        if stage.settings.patience and state.since_best >= stage.settings.patience:
+            self.report.say(
+                f"{stage.name}: no better score in {state.since_best} evaluations, stopping early"
+            )
+            return True
+        return False
+
+    def record(self, record: dict[str, Any]) -> None:
+        with open(self.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        self.watch(record)
+
+
+def accumulate(model: nn.Module, task: Task, batch: Batch, pieces: int, device: torch.device) -> Tensor:
+    """Gradients of the batch's mean loss a token, gathered piece by piece; returns that loss.
+
+    Each piece's loss is a sum, divided by the token count of the whole batch: never a mean of means.
+    """
+    count = max(1, batch.learned())
+    total = torch.zeros((), device=device)
+    for piece in batch.pieces(pieces):
+        loss = task.loss(model, piece.to(device)) / count
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+def pieces_of(settings: TrainingSettings, batch: Batch, device: torch.device) -> int:
+    """Into how many pieces to cut a batch. On a CPU narrow pieces save padding; a GPU wants one large one."""
+    if settings.accumulate or device.type != "cpu":
+        return max(1, settings.accumulate)
+    return max(1, min(8, batch.tokens // 512))
+
+
+def clip(model: nn.Module, most: float) -> Tensor:
+    """Scale the gradient down to norm `most`; returns the norm it had."""
+    return nn.utils.clip_grad_norm_(model.parameters(), most or math.inf)
+
+
+def rate_of(settings: TrainingSettings, order: Shuffled | Sequential, block: int) -> Callable[[int], float]:
+    if settings.schedule == "course":
+        return schedules.course_schedule(
+            lambda step: order.rows_through(step) * (block - 1), settings.final_tokens
+        )
+    return schedules.schedule(settings.schedule, settings.steps, settings.warmup, settings.final_rate)
+
+
+def due(every: int, step: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def finite(loss: Tensor, step: int, rate: float) -> float:
+    value = float(loss)
+    if not math.isfinite(value):
+        raise UserError(
+            f"the loss is {value} at step {step:,} (learning rate {rate:.2g}); the last checkpoint is whole. "
+            "Lower training.learning_rate, lengthen training.warmup or lower training.clip"
+        )
+    return value
+
+
+def number(metric: str, value: float) -> str:
+    return f"{value:.1%}" if metric == "accuracy" else f"{value:.4f}"
+
+
+def dtype(precision: torch.dtype) -> str:
+    return str(precision).removeprefix("torch.")
+
+
+class Meter:
+    """Seconds and tokens a second, with evaluations and checkpoints left out of the latter."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.began = self.mark = time.perf_counter()
+        self.before = state.seconds
+        self.tokens = 0
+
+    def add(self, tokens: int) -> None:
+        self.tokens += tokens
+
+    def read(self) -> dict[str, float]:
+        speed = self.tokens / max(1e-9, time.perf_counter() - self.mark)
+        self.skip()
+        self.stop()
+        return {"seconds": round(self.state.seconds, 3), "tokens_per_second": round(speed, 1)}
+
+    def skip(self) -> None:
+        self.mark, self.tokens = time.perf_counter(), 0
+
+    def stop(self) -> None:
+        self.state.seconds = self.before + time.perf_counter() - self.began
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Within it, the first Ctrl-C or SIGTERM only raises a flag; the second ends the program at once."""
+    seen: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        seen.append(number)
+        if len(seen) > 1:
+            raise KeyboardInterrupt
+
+    before = {}
+    for name in (signal.SIGINT, signal.SIGTERM):
+        try:
+            before[name] = signal.signal(name, note)
+        except ValueError:  # not the main thread: the caller's signals are the caller's
+            break
+    try:
+        yield lambda: bool(seen)
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)

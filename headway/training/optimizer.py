@@ -1,0 +1,91 @@
+"""AdamW with decay groups, and Muon on the hidden matrices.
+
+Weight decay pulls on the matrices of linear layers only; embeddings, norms, biases and position tables are left alone.
+With Muon, the matrices inside the blocks are stepped by their orthogonalised momentum (Jordan et al. 2024; `torch.optim.Muon`)
+and AdamW takes the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+NAMES = ("adamw", "muon")
+
+
+class Optimizer:
+    """One or two torch optimizers behind one step, with the peak rate of every group remembered."""
+
+    def __init__(self, parts: list[torch.optim.Optimizer], names: dict[Tensor, str]) -> None:
+        self.parts = parts
+        self.names = names
+        self.peaks = [[group["lr"] for group in part.param_groups] for part in parts]
+
+    def set_rate(self, share: float) -> None:
+        """Every group's learning rate becomes `share` of its peak."""
+        for part, peaks in zip(self.parts, self.peaks, strict=True):
+            for group, peak in zip(part.param_groups, peaks, strict=True):
+                group["lr"] = peak * share
+
+    def step(self) -> None:
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything the optimizers remember, as tensors under `parameter name/state name`."""
+        return {
+            f"{self.names[parameter]}/{key}": torch.as_tensor(value)
+            for part in self.parts
+            for parameter, state in part.state.items()
+            for key, value in state.items()
+        }
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        owners = {
+            parameter: part
+            for part in self.parts
+            for group in part.param_groups
+            for parameter in group["params"]
+        }
+        parameters = {name: parameter for parameter, name in self.names.items()}
+        for part in self.parts:
+            part.state.clear()
+        for label, tensor in tensors.items():
+            name, key = label.rsplit("/", 1)
+            parameter = parameters[name]
+            place = (
+                tensor.device if key == "step" else parameter.device
+            )  # AdamW keeps its step count on the CPU
+            owners[parameter].state[parameter][key] = tensor.to(place)
+
+
+def build_optimizer(model: nn.Module, settings: Any) -> Optimizer:
+    """The optimizer that `[training]` asks for."""
+    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    decayed = [parameter for parameter in names if id(parameter) in linear - embedded]
+    plain = [parameter for parameter in names if id(parameter) not in linear - embedded]
+    parts: list[torch.optim.Optimizer] = []
+    if settings.optimizer == "muon":
+        hidden = [parameter for parameter in decayed if "blocks." in names[parameter]]
+        decayed = [parameter for parameter in decayed if "blocks." not in names[parameter]]
+        parts.append(
+            torch.optim.Muon(
+                hidden, lr=settings.muon_learning_rate, weight_decay=settings.muon_weight_decay, momentum=0.95
+            )
+        )
+    groups = [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    betas = (settings.beta1, settings.beta2)
+    fused = all(parameter.device.type in ("cuda", "cpu") for parameter in names)
+    parts.append(torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, fused=fused))
+    return Optimizer(parts, names)

@@ -1,0 +1,63 @@
+"""Which examples a step sees: a pure function of (seed, step), so that resuming needs nothing but the step's number."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+
+def mix(*parts: int | str) -> int:
+    """One 63-bit seed from several parts; different parts give unrelated seeds."""
+    digest = hashlib.sha256("/".join(str(part) for part in parts).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def generator(*parts: int | str) -> torch.Generator:
+    return torch.Generator().manual_seed(mix(*parts))
+
+
+class Shuffled:
+    """Epoch after epoch, each in a random order of its own; every step has `batch_size` rows."""
+
+    def __init__(self, examples: int, batch_size: int, seed: int) -> None:
+        self.examples, self.batch_size, self.seed = examples, batch_size, seed
+        self.epoch, self.permutation = -1, torch.empty(0, dtype=torch.long)
+
+    def rows(self, step: int) -> Tensor:
+        begin = step * self.batch_size
+        parts: list[Tensor] = []
+        missing = self.batch_size
+        while missing:
+            epoch, place = divmod(begin, self.examples)
+            part = self.order(epoch)[place : place + missing]
+            parts.append(part)
+            begin, missing = begin + len(part), missing - len(part)
+        return torch.cat(parts)
+
+    def order(self, epoch: int) -> Tensor:
+        if epoch != self.epoch:
+            self.permutation = torch.randperm(self.examples, generator=generator(self.seed, "epoch", epoch))
+            self.epoch = epoch
+        return self.permutation
+
+    def rows_through(self, step: int) -> int:
+        return (step + 1) * self.batch_size
+
+
+class Sequential:
+    """Every epoch in the order of the file; the last batch of an epoch holds what is left."""
+
+    def __init__(self, examples: int, batch_size: int) -> None:
+        self.examples, self.batch_size = examples, batch_size
+        self.steps = -(-examples // batch_size)  # an epoch's
+
+    def rows(self, step: int) -> Tensor:
+        begin = step % self.steps * self.batch_size
+        return torch.arange(begin, min(begin + self.batch_size, self.examples))
+
+    def rows_through(self, step: int) -> int:
+        """Rows seen in steps 0 … step."""
+        epochs, place = divmod(step + 1, self.steps)
+        return epochs * self.examples + place * self.batch_size

@@ -192,20 +192,20 @@ class Trainer:
                     self.record(record)
                     progress.update(step + 1, record)
                 if due(settings.evaluate_every, state.step - stage.begin) or (last and stage.final):
+                    meter.lap()
                     with devices.autocast(device, precision):
                         stop_early = self.evaluate(stage, optimizer)
                     meter.skip()
                     if stop_early:
                         break
                 if interrupted():
-                    meter.stop()
+                    meter.lap()
                     self.checkpoints.save(model, optimizer, state)
                     raise Interrupted(f"stopped after step {state.step:,}, state saved")
                 if due(settings.checkpoint_every, state.step - stage.begin) and not last:
-                    meter.stop()
+                    meter.lap()
                     self.checkpoints.save(model, optimizer, state)
                     meter.skip()
-        meter.stop()
         if stage.final:
             state.done = True
         self.checkpoints.save(model, optimizer, state)
@@ -297,28 +297,32 @@ def dtype(precision: torch.dtype) -> str:
 
 
 class Meter:
-    """Seconds and tokens a second, with evaluations and checkpoints left out of the latter."""
+    """Time spent training, and tokens a second; evaluations and checkpoints are left out of both."""
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.began = self.mark = time.perf_counter()
-        self.before = state.seconds
-        self.tokens = 0
+        self.mark = time.perf_counter()
+        self.tokens, self.seconds = 0, 0.0
 
     def add(self, tokens: int) -> None:
         self.tokens += tokens
 
-    def read(self) -> dict[str, float]:
-        speed = self.tokens / max(1e-9, time.perf_counter() - self.mark)
-        self.skip()
-        self.stop()
-        return {"seconds": round(self.state.seconds, 3), "tokens_per_second": round(speed, 1)}
+    def lap(self) -> None:
+        """What has passed since the last mark was training."""
+        now = time.perf_counter()
+        self.seconds += now - self.mark
+        self.state.seconds += now - self.mark
+        self.mark = now
 
     def skip(self) -> None:
-        self.mark, self.tokens = time.perf_counter(), 0
+        """What has passed since the last mark was something else."""
+        self.mark = time.perf_counter()
 
-    def stop(self) -> None:
-        self.state.seconds = self.before + time.perf_counter() - self.began
+    def read(self) -> dict[str, float]:
+        self.lap()
+        speed = self.tokens / max(1e-9, self.seconds)
+        self.tokens, self.seconds = 0, 0.0
+        return {"seconds": round(self.state.seconds, 3), "tokens_per_second": round(speed, 1)}
 
 
 @contextmanager

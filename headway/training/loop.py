@@ -51,6 +51,7 @@ class TrainingSettings:
     muon_learning_rate: float = setting(0.015, "peak learning rate of Muon", above=0.0)
     muon_weight_decay: float = setting(0.02, "weight decay of Muon", least=0.0)
     weight_decay: float = setting(0.1, "weight decay of AdamW on the matrices", least=0.0)
+    decay: str = setting("matrices", "what weight decay pulls on", choices=optimizers.DECAYS)
     beta1: float = setting(0.9, "AdamW's memory of the gradient", least=0.0, below=1.0)
     beta2: float = setting(0.95, "AdamW's memory of its square", least=0.0, below=1.0)
     clip: float = setting(1.0, "largest norm of the gradient; 0: no clipping", least=0.0)

@@ -1,6 +1,7 @@
 """AdamW with decay groups, and Muon on the hidden matrices.
 
-Weight decay pulls on the matrices of linear layers only; embeddings, norms, biases and position tables are left alone.
+Weight decay pulls on the matrices of linear layers only; embeddings, norms, biases and position tables are left alone
+(decay = "all-but-biases" spares only the biases, as the course's code does).
 With Muon, the matrices inside the blocks are stepped by their orthogonalised momentum (Jordan et al. 2024; `torch.optim.Muon`)
 and AdamW takes the rest.
 """
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 NAMES = ("adamw", "muon")
+DECAYS = ("matrices", "all-but-biases")
 
 
 class Optimizer:
@@ -67,15 +69,20 @@ class Optimizer:
 
 def build_optimizer(model: nn.Module, settings: Any) -> Optimizer:
     """The optimizer that `[training]` asks for."""
-    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
-    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    decayed = [parameter for parameter in names if id(parameter) in linear - embedded]
-    plain = [parameter for parameter in names if id(parameter) not in linear - embedded]
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    if settings.decay == "matrices":
+        linear = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
+        pulled = linear - {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    else:
+        pulled = {parameter for parameter, name in names.items() if not name.endswith("bias")}
+    decayed = [parameter for parameter in names if parameter in pulled]
+    plain = [parameter for parameter in names if parameter not in pulled]
     parts: list[torch.optim.Optimizer] = []
     if settings.optimizer == "muon":
-        hidden = [parameter for parameter in decayed if "blocks." in names[parameter]]
-        decayed = [parameter for parameter in decayed if "blocks." not in names[parameter]]
+        hidden = [
+            parameter for parameter in decayed if "blocks." in names[parameter] and parameter.dim() == 2
+        ]
+        decayed = [parameter for parameter in decayed if not any(parameter is each for each in hidden)]
         parts.append(
             torch.optim.Muon(
                 hidden, lr=settings.muon_learning_rate, weight_decay=settings.muon_weight_decay, momentum=0.95

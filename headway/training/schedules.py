@@ -36,10 +36,15 @@ def schedule(name: str, steps: int, warmup: float, final_rate: float) -> Callabl
 
 
 def course_schedule(tokens_through: Callable[[int], int], final_tokens: int) -> Callable[[int], float]:
-    """The course's own: `tokens_through(s)` counts the tokens of steps 0 … s, padding included."""
+    """The course's own: `tokens_through(s)` counts the tokens of steps 0 … s, padding included.
+
+    The rate is set after each step for the next, so the first step runs at the peak.
+    """
 
     def rate(step: int) -> float:
-        tokens = tokens_through(step)
+        if step == 0:
+            return 1.0
+        tokens = tokens_through(step - 1)
         if tokens < COURSE_WARMUP_TOKENS:
             return tokens / COURSE_WARMUP_TOKENS
         done = (tokens - COURSE_WARMUP_TOKENS) / max(1, final_tokens - COURSE_WARMUP_TOKENS)

@@ -1,0 +1,369 @@
+"""The course's own commands, as its students type them, on Headway's code.
+
+    python -m headway.a5 run pretrain vanilla wiki.txt --writing_params_path vanilla.pretrain.params
+    python -m headway.a5 run finetune vanilla wiki.txt --reading_params_path vanilla.pretrain.params \\
+        --writing_params_path vanilla.finetune.params --finetune_corpus_path birth_places_train.tsv
+    python -m headway.a5 run evaluate vanilla wiki.txt --reading_params_path vanilla.finetune.params \\
+        --eval_corpus_path birth_dev.tsv --outputs_path vanilla.pretrain.dev.predictions
+    python -m headway.a5 dataset {namedata|charcorruption}
+    python -m headway.a5 london_baseline
+
+A `.params` file is safetensors. While a model trains, its state lies in `NAME.params.run/`; an interrupted command goes on
+where it stopped when it is typed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from headway.configuration import RunSettings, load_settings
+from headway.console import Lines
+from headway.data.catalog import resolve
+from headway.errors import DataError, RunError, UserError
+from headway.files import Ownership, write_bytes, write_json, write_output
+from headway.models import parameter_count
+from headway.tasks import Batch, QuestionAnsweringSettings, SpanCorruptionSettings, Task
+from headway.tasks.base import IGNORE
+from headway.text import Characters, Tokenizer, read_documents, read_text
+from headway.training import device as devices
+from headway.training.checkpoint import describe_mismatch, weights
+from headway.training.loop import Interrupted, Stage, Trainer, TrainingSettings
+from headway.training.order import Sequential, generator
+from headway.training.schedules import course_schedule
+
+VARIANTS = ("vanilla", "rope")
+LATER = ("synthesizer", "perceiver")
+FORMAT = "headway-a5"
+
+
+def parser() -> argparse.ArgumentParser:
+    main = argparse.ArgumentParser(
+        prog="python -m headway.a5", description=__doc__.split("\n", maxsplit=1)[0]
+    )
+    commands = main.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="pretrain, finetune or evaluate a model")
+    run.add_argument("function", choices=["pretrain", "finetune", "evaluate"])
+    run.add_argument("variant", choices=[*VARIANTS, *LATER])
+    run.add_argument(
+        "pretrain_corpus_path", metavar="CORPUS", help="wiki.txt; always needed, for its characters"
+    )
+    run.add_argument("--reading_params_path", metavar="F")
+    run.add_argument("--writing_params_path", metavar="F")
+    run.add_argument("--finetune_corpus_path", metavar="F")
+    run.add_argument("--eval_corpus_path", metavar="F")
+    run.add_argument("--outputs_path", metavar="F")
+    run.add_argument("--bottleneck_dim", type=int, default=32, metavar="M", help="of the perceiver")
+    run.add_argument("--pretrain_lr", type=float, default=6e-3)
+    run.add_argument("--finetune_lr", type=float, default=6e-4)
+    run.add_argument("--tb_expt_name", metavar="NAME", help="log to TensorBoard under expt/ by this name")
+    run.add_argument("--epochs", type=int, help="instead of the course's 650 / 75 / 10")
+    run.add_argument("--seed", type=int, default=0)
+    run.add_argument("--device", default="auto", choices=devices.DEVICES)
+    run.add_argument(
+        "--convert", action="store_true", help="read a .params file pickled by the course's code"
+    )
+    data = commands.add_parser("dataset", help="print four examples")
+    data.add_argument("dataset_type", choices=["namedata", "charcorruption"])
+    commands.add_parser("london_baseline", help="score the answer London on the dev questions")
+    return main
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; the exit codes are those of `headway`."""
+    options = parser().parse_args(arguments)
+    try:
+        {"run": run_command, "dataset": dataset_command, "london_baseline": london_command}[options.command](
+            options
+        )
+    except UserError as error:
+        print(f"headway.a5: {error}", file=sys.stderr)
+        return 2
+    except (Interrupted, KeyboardInterrupt) as error:
+        print(f"headway.a5: {error or 'interrupted'}; type the command again to go on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def run_command(options: argparse.Namespace) -> None:
+    if options.variant in LATER:
+        raise UserError(f"the {options.variant} is not part of this version yet; choose vanilla or rope")
+    needed = {
+        "pretrain": ("writing_params_path",),
+        "finetune": ("writing_params_path", "finetune_corpus_path"),
+        "evaluate": ("reading_params_path", "eval_corpus_path", "outputs_path"),
+    }[options.function]
+    missing = [f"--{name}" for name in needed if getattr(options, name) is None]
+    if missing:
+        raise UserError(f"{options.function} needs {' and '.join(missing)}")
+    for name in ("pretrain_lr", "finetune_lr"):
+        if not 0 < getattr(options, name) < float("inf"):
+            raise UserError(f"--{name} {getattr(options, name)}: must be above 0")
+    if options.epochs is not None and options.epochs < 1:
+        raise UserError(f"--epochs {options.epochs}: must be at least 1")
+
+    settings = load_settings(f"birthplaces/course-{options.variant}")
+    tokenizer = corpus_tokenizer(options.pretrain_corpus_path)
+    device, _ = devices.choose_device(options.device)
+    torch.manual_seed(options.seed)
+    model = settings.model.build(len(tokenizer)).to(device)
+    if options.reading_params_path is not None:
+        read_params(Path(options.reading_params_path), model, tokenizer, options)
+    print(f"number of parameters: {parameter_count(model)}", flush=True)
+    {"pretrain": pretrain, "finetune": finetune, "evaluate": evaluate}[options.function](
+        options, settings, model, tokenizer
+    )
+
+
+def corpus_tokenizer(path: str) -> Tokenizer:
+    """The vocabulary of the corpus, announced as the course announces it."""
+    text = read_text(path, say=warn)
+    tokenizer = Characters.train([text])
+    print(f"data has {len(text)} characters, {len(tokenizer)} unique.", flush=True)
+    return tokenizer
+
+
+def pretrain(
+    options: argparse.Namespace, settings: RunSettings, model: nn.Module, tokenizer: Tokenizer
+) -> None:
+    assert settings.pretraining is not None
+    task = replace(settings.pretraining.task, corpus=options.pretrain_corpus_path)
+    training = replace(settings.pretraining.training, learning_rate=options.pretrain_lr)
+    examples = len(read_documents(options.pretrain_corpus_path))
+    train_params(options, model, tokenizer, task, training, examples, options.epochs or 650)
+
+
+def finetune(
+    options: argparse.Namespace, settings: RunSettings, model: nn.Module, tokenizer: Tokenizer
+) -> None:
+    task = replace(settings.task, questions=options.finetune_corpus_path)
+    training = replace(settings.training, learning_rate=options.finetune_lr)
+    epochs = options.epochs or (75 if options.reading_params_path is None else 10)
+    train_params(
+        options, model, tokenizer, task, training, len(task.read(task.questions, answers=True)), epochs
+    )
+
+
+def train_params(
+    options: argparse.Namespace,
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    task: Any,
+    training: TrainingSettings,
+    examples: int,
+    epochs: int,
+) -> None:
+    """Train for `epochs` passes over `examples` rows and write the weights to --writing_params_path."""
+    target = Path(options.writing_params_path)
+    an_epoch = Sequential(examples, training.batch_size).steps
+    settings = replace(
+        training,
+        steps=epochs * an_epoch,
+        log_every=an_epoch,
+        checkpoint_every=100 * an_epoch,
+        seed=options.seed,
+    )
+    directory = target.with_name(target.name + ".run")
+    resume = claim(directory, target, options)
+    stage = Stage(options.function, task.build(tokenizer, model.settings.block), settings, 0, final=False)
+    log = epoch_lines(settings, examples, an_epoch, tensorboard(options))
+    with Ownership(directory):
+        trainer = Trainer(
+            model, [stage], directory, tokenizer.fingerprint(), Lines(seconds=float("inf")), log
+        )
+        if resume:
+            trainer.resume()
+        trainer.run()
+        metadata = {"format": FORMAT, "variant": options.variant, "tokenizer": tokenizer.fingerprint()}
+        write_bytes(target, save(weights(model), metadata))
+    shutil.rmtree(directory)
+
+
+def claim(directory: Path, target: Path, options: argparse.Namespace) -> bool:
+    """Make the directory in which training keeps its state; True where the same command was interrupted in it."""
+    kept = {
+        key: value for key, value in vars(options).items() if key not in ("device", "convert", "tb_expt_name")
+    }
+    mark = directory / "command.json"
+    try:
+        if mark.is_file():
+            if json.loads(mark.read_text()) != kept:
+                raise RunError(
+                    f"{directory}: left by another command that was interrupted; delete it to start anew"
+                )
+            return True
+        if target.is_dir():
+            raise RunError(f"{target}: is a directory; give --writing_params_path a file")
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(mark, kept)
+    except OSError as error:
+        raise RunError(f"{directory}: cannot be written ({error.strerror})") from None
+    return False
+
+
+def epoch_lines(
+    settings: TrainingSettings, examples: int, an_epoch: int, log: Callable[[str, float, int], None]
+) -> Callable[[dict[str, Any]], None]:
+    """Print the course's line at the end of every epoch: the rate is the one that the next step will use."""
+    order = Sequential(examples, settings.batch_size)
+    rate = course_schedule(lambda step: order.rows_through(step) * 127, settings.final_tokens)
+
+    def show(record: dict[str, Any]) -> None:
+        step = record["step"]
+        next_rate = settings.learning_rate * rate(step)
+        print(
+            f"epoch {step // an_epoch} iter {an_epoch - 1}: train loss {record['loss']:.5f}. lr {next_rate:e}",
+            flush=True,
+        )
+        log("train/loss", record["loss"], step)
+        log("train/lr", record["learning_rate"], step)
+
+    return show
+
+
+def tensorboard(options: argparse.Namespace) -> Callable[[str, float, int], None]:
+    """A function that logs one number, to TensorBoard where that was asked for and is installed."""
+    if options.tb_expt_name is None:
+        return lambda name, value, step: None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError("--tb_expt_name needs TensorBoard: pip install 'headway[tensorboard]'") from None
+    writer = SummaryWriter(f"expt/{options.function}/{options.tb_expt_name}_{options.variant}")
+    return lambda name, value, step: writer.add_scalar(name, value, step)
+
+
+def evaluate(
+    options: argparse.Namespace, settings: RunSettings, model: nn.Module, tokenizer: Tokenizer
+) -> None:
+    task = settings.task.build(tokenizer, settings.model.block)
+    result = task.evaluate(model, options.eval_corpus_path)
+    write_output(
+        Path(options.outputs_path), "".join(f"{prediction}\n" for prediction in result["predictions"])
+    )
+    if "correct" in result:
+        print_correct(result["correct"], result["questions"])
+    else:
+        print(f"Predictions written to {options.outputs_path}; no targets provided")
+
+
+def print_correct(correct: int, total: int) -> None:
+    print(f"Correct: {float(correct)} out of {float(total)}: {correct / total * 100}%")
+
+
+def read_params(path: Path, model: nn.Module, tokenizer: Tokenizer, options: argparse.Namespace) -> None:
+    """Put the weights of a .params file into `model`."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; give --reading_params_path what pretrain or finetune wrote")
+    with open(path, "rb") as file:
+        start = file.read(2)
+    if start in (b"PK", b"\x80\x02"):
+        tensors = convert(path, options.convert)
+    else:
+        tensors = open_params(path, tokenizer, options.variant)
+    mismatch = describe_mismatch(tensors, weights(model))
+    if mismatch:
+        raise RunError(f"{path}: these weights are not of the {options.variant} model: {mismatch}")
+    model.load_state_dict(tensors, strict=False)
+
+
+def open_params(path: Path, tokenizer: Tokenizer, variant: str) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: not a .params file ({error})") from None
+    if facts.get("tokenizer", tokenizer.fingerprint()) != tokenizer.fingerprint():
+        raise RunError(
+            f"{path}: trained with other characters than this corpus has; give the corpus it was trained with"
+        )
+    if facts.get("variant", variant) != variant:
+        raise RunError(f"{path}: weights of the variant '{facts['variant']}', not '{variant}'")
+    return tensors
+
+
+def convert(path: Path, allowed: bool) -> dict[str, Tensor]:
+    """The tensors of a file that the course's own code pickled, under Headway's names."""
+    if not allowed:
+        raise DataError(
+            f"{path}: a pickled file, which could run code when it is opened; if you trust where it is from, add --convert "
+            "(only tensors are read from it)"
+        )
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise DataError(
+            f"{path}: holds more than tensors, or is damaged ({type(error).__name__}: {error})"
+        ) from None
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise DataError(f"{path}: not the weights of a model")
+    parts = {
+        "tok_emb": "embedding",
+        "ln1": "attention_norm",
+        "ln2": "feed_forward_norm",
+        "attn": "attention",
+        "proj": "output",
+        "ln_f": "norm",
+    }
+    tensors = {}
+    for label, tensor in found.items():
+        name = label.removeprefix("module.")
+        if name.endswith(("attn.mask", "attn.rope_cache")):
+            continue
+        name = ".".join(parts.get(part, part) for part in name.split("."))
+        name = name.replace("mlp.0", "feed_forward.inner").replace("mlp.2", "feed_forward.output")
+        tensors["positions.table" if name == "pos_emb" else name] = tensor[0] if name == "pos_emb" else tensor
+    return tensors
+
+
+def dataset_command(options: argparse.Namespace) -> None:
+    """Four examples, padded as the course shows them."""
+    corpus = str(course_file("wiki.txt"))
+    tokenizer = corpus_tokenizer(corpus)
+    if options.dataset_type == "charcorruption":
+        task: Task = SpanCorruptionSettings(corpus=corpus).build(tokenizer, 128)
+    else:
+        questions = str(course_file("birth_places_train.tsv"))
+        task = QuestionAnsweringSettings(questions=questions, holdout=0.0).build(tokenizer, 128)
+    task.load()
+    batch = task.batch(torch.arange(4), generator(0))
+    for x, y in zip(*padded(batch, 127, tokenizer.pad), strict=True):
+        print("x:", tokenizer.decode(x, specials=True))
+        print("y:", tokenizer.decode(y, specials=True))
+
+
+def padded(batch: Batch, width: int, pad: int) -> tuple[list[list[int]], list[list[int]]]:
+    targets = batch.targets.masked_fill(batch.targets == IGNORE, pad)
+    fill = (0, width - batch.inputs.shape[1])
+    x, y = (nn.functional.pad(part, fill, value=pad) for part in (batch.inputs, targets))
+    return x.tolist(), y.tolist()
+
+
+def london_command(options: argparse.Namespace) -> None:
+    pairs = QuestionAnsweringSettings(questions="").read(str(course_file("birth_dev.tsv")), answers=True)
+    print_correct(sum(pair.target == "London" for pair in pairs), len(pairs))
+
+
+def course_file(name: str) -> Path:
+    """A file of the course in this folder, else in the birthplaces data set."""
+    return Path(name) if Path(name).is_file() else resolve(f"data:birthplaces/{name}")
+
+
+def warn(note: str) -> None:
+    print(note, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""The demonstration: the whole road on the embedded world, in a few minutes on two cores.
+
+Two models are trained on the same questions, one from scratch and one after reading the world's biographies. Both are
+asked about people whose questions neither has seen.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import torch
+
+from headway.configuration import load_settings
+from headway.console import Reporter, clock
+from headway.data.world import World, make_world, write_world
+from headway.errors import RunError
+from headway.files import write_json, write_output
+from headway.inspection import capture_attention
+from headway.report.charts import Series, bar, heat_map, line_chart
+from headway.report.page import figure, page, table
+from headway.run import Run, train
+from headway.tasks import Answer
+
+RECIPE = "world/demo"
+MARK = "demo.json"
+WITHOUT, WITH = "without pretraining", "with pretraining"
+
+
+@dataclass
+class Score:
+    """One row of the comparison."""
+
+    name: str
+    dev: float
+    test: float
+    seconds: float
+
+
+def run_demo(out: Path, seed: int, sets: list[str], report: Reporter) -> Path:
+    """Train, compare, ask, report; returns the report's path."""
+    make_room(out)
+    world = make_world()
+    write_world(world, out / "world")
+    runs = {
+        WITHOUT: train_one(out, "from-scratch", seed, [*sets, "pretraining.training.steps=0"], report),
+        WITH: train_one(out, "pretrained", seed, sets, report),
+    }
+    pretrained = runs[WITH]
+    scores = score_all(runs)
+    print(f"\n{score_table(scores)}\n")
+    answers = ask(pretrained, world)
+    for answer, truth in answers:
+        print(describe(answer, truth))
+    path = out / "report.html"
+    write_output(path, report_page(world, runs, scores, answers, seed))
+    print(f'\nreport: {path}\nask it yourself: headway predict {pretrained.path} "{world.test[-1].question}"')
+    return path
+
+
+def make_room(out: Path) -> None:
+    """An earlier demonstration is replaced; anything else is left alone."""
+    parts = ("from-scratch", "pretrained", "world", "report.html", MARK)
+    try:
+        if out.exists() and not out.is_dir():
+            raise RunError(f"{out}: is a file; choose a directory with --out")
+        if out.is_dir() and any(out.iterdir()) and not (out / MARK).exists():
+            raise RunError(f"{out}: exists and is no demonstration; choose another directory with --out")
+        for part in parts:
+            shutil.rmtree(out / part) if (out / part).is_dir() else (out / part).unlink(missing_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / MARK, {"recipe": RECIPE})
+    except OSError as error:
+        raise RunError(
+            f"{out}: cannot be written ({error.strerror}); choose another directory with --out"
+        ) from None
+
+
+def train_one(out: Path, name: str, seed: int, sets: list[str], report: Reporter) -> Run:
+    world = (out / "world").absolute()
+    files = {
+        "pretraining.task.corpus": "wiki.txt",
+        "task.corpus": "wiki.txt",
+        "task.questions": "birth_places_train.tsv",
+        "task.dev": "birth_dev.tsv",
+        "task.test": "birth_test.tsv",
+    }
+    seeds = [f"{stage}.seed={seed}" for stage in ("pretraining.training", "training")]
+    overrides = [*(f"{key}={world / file}" for key, file in files.items()), *seeds, *sets]
+    return train(load_settings(RECIPE, overrides), out / name, report=report)
+
+
+def score_all(runs: dict[str, Run]) -> list[Score]:
+    first = next(iter(runs.values()))
+    answer, dev = first.task.baseline("dev")
+    scores = [Score(f"always “{answer}”, the commonest answer", dev, first.task.baseline("test")[1], 0.0)]
+    for name, run in runs.items():
+        results = [run.evaluate(split)["accuracy"] for split in ("dev", "test")]
+        scores.append(Score(name, *results, run.state.seconds))
+    return scores
+
+
+def score_table(scores: list[Score]) -> str:
+    width = max(len(score.name) for score in scores)
+    lines = [f"{'':{width}}  {'dev':>6}  {'test':>6}  trained"]
+    for score in scores:
+        lines.append(f"{score.name:{width}}  {score.dev:6.1%}  {score.test:6.1%}  {clock(score.seconds):>7}")
+    return "\n".join(lines)
+
+
+def ask(run: Run, world: World) -> list[tuple[Answer, str | None]]:
+    """Four people with a biography and no training question, and one without either: (answer, truth or None)."""
+    people = [*world.test[:4], world.unseen[0]] if world.unseen else world.test[:5]
+    answers = run.answer([person.question for person in people])
+    truths = [person.birthplace if person not in world.unseen else None for person in people]
+    return list(zip(answers, truths, strict=True))
+
+
+def describe(answer: Answer, truth: str | None) -> str:
+    if truth is None:
+        verdict = "a guess: no text mentions this person"
+    else:
+        verdict = "right" if answer.text == truth else f"wrong, it is {truth}"
+    others = ", ".join(f"{text} {share:.0%}" for text, share in answer.alternatives)
+    return f"{answer.question}\n    {answer.text}  {answer.probability:.0%}  ({verdict}; else {others})"
+
+
+def report_page(
+    world: World,
+    runs: dict[str, Run],
+    scores: list[Score],
+    answers: list[tuple[Answer, str | None]],
+    seed: int,
+) -> str:
+    run = runs[WITH]
+    settings = world.settings
+    sizes = [len(part) for part in (world.train, world.dev, world.test)]
+    return page(
+        "Headway: the demonstration",
+        [
+            "<h1>Reading makes the difference</h1>",
+            f"<p>An invented world of {sum(sizes)} people: each has {settings.phrasings} short biographies, and "
+            f"{sizes[0]} of them come with a training question. Two models of {run.parameters:,} parameters were trained "
+            f"on those questions, one of them after reading the biographies, and then asked where the other "
+            f"{sizes[1]} (dev) and {sizes[2]} (test) people were born.</p>",
+            "<h2>Right answers</h2>",
+            table(
+                ["", "dev", "", "test", "training time"],
+                [
+                    [
+                        escape(score.name),
+                        f"{score.dev:.1%}",
+                        bar(score.dev),
+                        f"{score.test:.1%}",
+                        clock(score.seconds),
+                    ]
+                    for score in scores
+                ],
+                numbers=(1, 3, 4),
+            ),
+            "<h2>Five questions</h2>",
+            table(
+                ["question", "answer", "probability", "", "truth", "it might have said"],
+                [answer_row(answer, truth) for answer, truth in answers],
+                numbers=(2,),
+            ),
+            f"<p class='soft'>{sureness(run, world)}</p>",
+            "<h2>Loss</h2>",
+            f'<div class="row">{loss_figures(runs)}</div>',
+            "<h2>Where the model looks</h2>",
+            f"<p>The pretrained model on <em>{escape(answers[0][0].question)}</em> and its own answer. Each row is a token, "
+            "each column a token it may look at; the darker, the more it takes from there.</p>",
+            f'<div class="maps">{attention_maps(run, answers[0][0])}</div>',
+            "<h2>How it was made</h2>",
+            f"<p class='soft'><code>headway demo --seed {seed}</code> on {escape(machine())}. "
+            f"The world's files are in <code>world/</code> beside this page, the two runs in <code>from-scratch/</code> and "
+            f"<code>pretrained/</code>; <code>run.toml</code> there has every setting.</p>",
+        ],
+    )
+
+
+def answer_row(answer: Answer, truth: str | None) -> list[str]:
+    others = ", ".join(f"{escape(text)} {share:.0%}" for text, share in answer.alternatives)
+    if truth is None:
+        verdict = '<span class="soft">no text says it: a guess</span>'
+    else:
+        style, mark = ("good", "✓") if answer.text == truth else ("bad", "✗")
+        verdict = f'<span class="{style}">{mark} {escape(truth)}</span>'
+    return [
+        escape(answer.question),
+        escape(answer.text),
+        f"{answer.probability:.0%}",
+        bar(answer.probability),
+        verdict,
+        f'<span class="soft">{others}</span>',
+    ]
+
+
+def sureness(run: Run, world: World) -> str:
+    """How sure the model is of people it has read about, and of people it has not."""
+    groups = {"people it has read about": world.test, f"{len(world.unseen)} people it has not": world.unseen}
+    shown = []
+    for name, people in groups.items():
+        if people:
+            answers = run.answer([person.question for person in people], alternatives=0)
+            shown.append(f"{sum(answer.probability for answer in answers) / len(answers):.0%} for {name}")
+    return f"Mean probability of its answers: {' and '.join(shown)}."
+
+
+def loss_figures(runs: dict[str, Run]) -> str:
+    figures = []
+    pretraining = losses(runs[WITH], "pretraining")
+    if pretraining:
+        chart = line_chart([Series("reading biographies", pretraining)], "step", "loss a token")
+        figures.append(figure("Pretraining: hidden spans of the biographies", chart))
+    lines = [Series(name, losses(run, "training")) for name, run in runs.items()]
+    figures.append(figure("Finetuning: the training questions", line_chart(lines, "step", "loss a token")))
+    return "".join(figures)
+
+
+def losses(run: Run, stage: str) -> list[tuple[float, float]]:
+    """(step counted from the stage's beginning, loss)."""
+    records = [record for record in run.metrics if record["stage"] == stage and "loss" in record]
+    begin = run.state.step - run.settings.training.steps if stage == "training" else 0
+    return [(record["step"] - begin, record["loss"]) for record in records]
+
+
+def attention_maps(run: Run, answer: Answer) -> str:
+    """One map a head, with the tokens as labels."""
+    tokenizer = run.tokenizer
+    tokens = [*run.task.prompt(answer.question), *tokenizer.encode(tokenizer.lead + answer.text)]
+    labels = [tokenizer.decode([token], specials=True).strip() for token in tokens]
+    maps = capture_attention(run.model, tokens)  # type: ignore[arg-type]
+    return "".join(
+        heat_map(maps[layer, head].tolist(), labels, f"layer {layer + 1}, head {head + 1}")
+        for layer in range(maps.shape[0])
+        for head in range(maps.shape[1])
+    )
+
+
+def machine() -> str:
+    return f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"

@@ -1,0 +1,85 @@
+"""Small things that many tests share. Real data lie in $HEADWAY_DATA or beside the repository; tests skip without them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.models import GPT, GPTSettings
+from headway.text import Characters
+
+REAL_DATA = Path(os.environ.get("HEADWAY_DATA") or Path(__file__).parents[1] / "../shared/data").resolve()
+TOWNS = ("Oslo", "Rome", "Lima", "Kyiv")
+
+
+@pytest.fixture
+def real_data(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the real data sets, which the program under test then uses too."""
+    if not (REAL_DATA / "birthplaces" / "wiki.txt").is_file():
+        pytest.skip(f"the birthplace data are not in {REAL_DATA}")
+    monkeypatch.setenv("HEADWAY_DATA", str(REAL_DATA))
+    return REAL_DATA
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Path:
+    """A folder with a tiny corpus and questions about it: wiki.txt, train.tsv, dev.tsv."""
+    names = [f"{first} {last}" for first in ("Ada", "Bo", "Cy", "Di") for last in ("Lund", "Moe", "Nye", "Orr")]
+    facts = [(name, TOWNS[number * 7 % 4]) for number, name in enumerate(names)]
+    (tmp_path / "wiki.txt").write_text("".join(f"{name}. {name} was born in {town} .\n" for name, town in facts))
+    lines = [f"Where was {name} born?\t{town}\n" for name, town in facts]
+    (tmp_path / "train.tsv").write_text("".join(lines[:12]))
+    (tmp_path / "dev.tsv").write_text("".join(lines[12:]))
+    return tmp_path
+
+
+@pytest.fixture
+def run_file(people: Path) -> Path:
+    """A run file over `people` with two short stages of a tiny model."""
+    path = people / "tiny.toml"
+    path.write_text(
+        """
+[model]
+width = 16
+layers = 2
+heads = 2
+block = 48
+[pretraining.task]
+name = "span_corruption"
+corpus = "wiki.txt"
+[pretraining.training]
+steps = 6
+batch_size = 4
+checkpoint_every = 2
+[task]
+name = "question_answering"
+questions = "train.tsv"
+dev = "dev.tsv"
+corpus = "wiki.txt"
+longest_answer = 6
+[training]
+steps = 5
+batch_size = 5
+log_every = 1
+checkpoint_every = 2
+"""
+    )
+    return path
+
+
+def tiny_gpt(positions: str = "rotary", block: int = 24, vocabulary: int = 19, seed: int = 0, **settings: object) -> GPT:
+    """A small model in float64 with weights large enough that its choices differ."""
+    torch.manual_seed(seed)
+    model = GPT(
+        GPTSettings(width=16, layers=2, heads=2, block=block, dropout=0.0, positions=positions, **settings), vocabulary
+    )
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model.double().eval()
+
+
+def letters() -> Characters:
+    return Characters.train(["abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,?0123456789"])

@@ -1,0 +1,82 @@
+"""GPT: sizes the course names, parity with an independent implementation, causality."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headway.errors import SettingsError
+from headway.models import GPT, GPTSettings, parameter_count
+from tests.conftest import tiny_gpt
+
+
+@pytest.mark.parametrize(("positions", "count"), [("learned", 3_323_392), ("rotary", 3_290_624)])
+def test_parameter_counts_of_the_course(positions: str, count: int) -> None:
+    settings = GPTSettings(width=256, layers=4, heads=8, block=128, positions=positions)
+    assert parameter_count(GPT(settings, 256)) == count
+
+
+def test_tied_output_is_counted_once_and_shared() -> None:
+    untied, tied = (GPT(GPTSettings(width=16, heads=2, layers=1, tied=tied), 50) for tied in (False, True))
+    assert parameter_count(untied) - parameter_count(tied) == 50 * 16
+    assert tied.head.weight is tied.embedding.weight
+
+
+def test_initialisation() -> None:
+    torch.manual_seed(0)
+    model = GPT(GPTSettings(width=256, layers=4, heads=8, positions="learned"), 256)
+    assert abs(float(model.blocks[0].attention.query.weight.std()) - 0.02) < 1e-3
+    assert abs(float(model.blocks[0].feed_forward.output.weight.std()) - 0.02 / 8**0.5) < 1e-3
+    assert (model.positions.table == 0).all()
+    assert all((parameter == 0).all() for name, parameter in model.named_parameters() if name.endswith("bias"))
+
+
+def test_logits_equal_an_independent_gpt() -> None:
+    """torch.nn's own pre-norm encoder under a causal mask is a GPT body."""
+    from torch import nn
+
+    model = tiny_gpt("learned")
+    layer = nn.TransformerEncoderLayer(16, 2, 64, 0.0, "gelu", batch_first=True, norm_first=True)
+    body = nn.TransformerEncoder(layer, 2, nn.LayerNorm(16), enable_nested_tensor=False).double().eval()
+    with torch.no_grad():
+        for ours, theirs in zip(model.blocks, body.layers, strict=True):
+            attention = ours.attention
+            parts = (attention.query, attention.key, attention.value)
+            theirs.self_attn.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+            theirs.self_attn.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
+            theirs.self_attn.out_proj.load_state_dict(attention.output.state_dict())
+            theirs.norm1.load_state_dict(ours.attention_norm.state_dict())
+            theirs.norm2.load_state_dict(ours.feed_forward_norm.state_dict())
+            theirs.linear1.load_state_dict(ours.feed_forward.inner.state_dict())
+            theirs.linear2.load_state_dict(ours.feed_forward.output.state_dict())
+        body.norm.load_state_dict(model.norm.state_dict())
+    tokens = torch.randint(19, (3, 11))
+    x = model.embedding(tokens) + model.positions.table[:11]
+    mask = nn.Transformer.generate_square_subsequent_mask(11, dtype=torch.float64)
+    expected = model.head(body(x, mask=mask, is_causal=True))
+    torch.testing.assert_close(model(tokens), expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
+def test_padding_on_the_right_changes_nothing(positions: str) -> None:
+    model = tiny_gpt(positions)
+    tokens = torch.randint(1, 19, (2, 9))
+    padded = torch.cat([tokens, torch.zeros(2, 6, dtype=torch.long)], 1)
+    torch.testing.assert_close(model(padded)[:, :9], model(tokens), atol=1e-12, rtol=0)
+
+
+def test_without_positions_order_is_seen_only_through_the_mask() -> None:
+    model = tiny_gpt("none")
+    tokens = torch.tensor([[3, 5, 7, 9]])
+    swapped = torch.tensor([[5, 3, 7, 9]])
+    torch.testing.assert_close(model(tokens)[:, -1], model(swapped)[:, -1], atol=1e-12, rtol=0)
+    assert not torch.allclose(tiny_gpt("rotary")(tokens)[:, -1], tiny_gpt("rotary")(swapped)[:, -1])
+
+
+def test_settings_name_the_values() -> None:
+    from headway.configuration import load_settings
+
+    with pytest.raises(SettingsError, match=r"heads \(6\) must divide width \(256\)"):
+        load_settings(
+            {"task": {"name": "language_modelling", "corpus": "x"}, "model": {"width": 256, "heads": 6}},
+        )

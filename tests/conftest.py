@@ -27,9 +27,13 @@ def real_data(monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def people(tmp_path: Path) -> Path:
     """A folder with a tiny corpus and questions about it: wiki.txt, train.tsv, dev.tsv."""
-    names = [f"{first} {last}" for first in ("Ada", "Bo", "Cy", "Di") for last in ("Lund", "Moe", "Nye", "Orr")]
+    names = [
+        f"{first} {last}" for first in ("Ada", "Bo", "Cy", "Di") for last in ("Lund", "Moe", "Nye", "Orr")
+    ]
     facts = [(name, TOWNS[number * 7 % 4]) for number, name in enumerate(names)]
-    (tmp_path / "wiki.txt").write_text("".join(f"{name}. {name} was born in {town} .\n" for name, town in facts))
+    (tmp_path / "wiki.txt").write_text(
+        "".join(f"{name}. {name} was born in {town} .\n" for name, town in facts)
+    )
     lines = [f"Where was {name} born?\t{town}\n" for name, town in facts]
     (tmp_path / "train.tsv").write_text("".join(lines[:12]))
     (tmp_path / "dev.tsv").write_text("".join(lines[12:]))
@@ -70,11 +74,14 @@ checkpoint_every = 2
     return path
 
 
-def tiny_gpt(positions: str = "rotary", block: int = 24, vocabulary: int = 19, seed: int = 0, **settings: object) -> GPT:
+def tiny_gpt(
+    positions: str = "rotary", block: int = 24, vocabulary: int = 19, seed: int = 0, **settings: object
+) -> GPT:
     """A small model in float64 with weights large enough that its choices differ."""
     torch.manual_seed(seed)
     model = GPT(
-        GPTSettings(width=16, layers=2, heads=2, block=block, dropout=0.0, positions=positions, **settings), vocabulary
+        GPTSettings(width=16, layers=2, heads=2, block=block, dropout=0.0, positions=positions, **settings),
+        vocabulary,
     )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)

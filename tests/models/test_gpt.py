@@ -28,7 +28,9 @@ def test_initialisation() -> None:
     assert abs(float(model.blocks[0].attention.query.weight.std()) - 0.02) < 1e-3
     assert abs(float(model.blocks[0].feed_forward.output.weight.std()) - 0.02 / 8**0.5) < 1e-3
     assert (model.positions.table == 0).all()
-    assert all((parameter == 0).all() for name, parameter in model.named_parameters() if name.endswith("bias"))
+    assert all(
+        (parameter == 0).all() for name, parameter in model.named_parameters() if name.endswith("bias")
+    )
 
 
 def test_logits_equal_an_independent_gpt() -> None:

@@ -8,8 +8,8 @@
     python -m headway.a5 dataset {namedata|charcorruption}
     python -m headway.a5 london_baseline
 
-A `.params` file is safetensors. While a model trains, its state lies in `NAME.params.run/`; an interrupted command goes on
-where it stopped when it is typed again.
+A `.params` file is safetensors. While a model trains, its state lies in `NAME.params.run/`; an interrupted command
+goes on where it stopped when it is typed again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from headway.console import Lines
 from headway.data.catalog import resolve
 from headway.errors import DataError, RunError, UserError
 from headway.files import Ownership, write_bytes, write_json, write_output
-from headway.models import parameter_count
+from headway.models import CausalModel, parameter_count
 from headway.tasks import Batch, QuestionAnsweringSettings, SpanCorruptionSettings, Task
 from headway.tasks.base import IGNORE
 from headway.text import Characters, Tokenizer, read_documents, read_text
@@ -49,16 +49,12 @@ FORMAT = "headway-a5"
 
 
 def parser() -> argparse.ArgumentParser:
-    main = argparse.ArgumentParser(
-        prog="python -m headway.a5", description=__doc__.split("\n", maxsplit=1)[0]
-    )
+    main = argparse.ArgumentParser(prog="python -m headway.a5", description=__doc__.split("\n", maxsplit=1)[0])
     commands = main.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="pretrain, finetune or evaluate a model")
     run.add_argument("function", choices=["pretrain", "finetune", "evaluate"])
     run.add_argument("variant", choices=[*VARIANTS, *LATER])
-    run.add_argument(
-        "pretrain_corpus_path", metavar="CORPUS", help="wiki.txt; always needed, for its characters"
-    )
+    run.add_argument("pretrain_corpus_path", metavar="CORPUS", help="wiki.txt; always needed, for its characters")
     run.add_argument("--reading_params_path", metavar="F")
     run.add_argument("--writing_params_path", metavar="F")
     run.add_argument("--finetune_corpus_path", metavar="F")
@@ -71,9 +67,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--epochs", type=int, help="instead of the course's 650 / 75 / 10")
     run.add_argument("--seed", type=int, default=0)
     run.add_argument("--device", default="auto", choices=devices.DEVICES)
-    run.add_argument(
-        "--convert", action="store_true", help="read a .params file pickled by the course's code"
-    )
+    run.add_argument("--convert", action="store_true", help="read a .params file pickled by the course's code")
     data = commands.add_parser("dataset", help="print four examples")
     data.add_argument("dataset_type", choices=["namedata", "charcorruption"])
     commands.add_parser("london_baseline", help="score the answer London on the dev questions")
@@ -84,9 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit codes are those of `headway`."""
     options = parser().parse_args(arguments)
     try:
-        {"run": run_command, "dataset": dataset_command, "london_baseline": london_command}[options.command](
-            options
-        )
+        {"run": run_command, "dataset": dataset_command, "london_baseline": london_command}[options.command](options)
     except UserError as error:
         print(f"headway.a5: {error}", file=sys.stderr)
         return 2
@@ -134,9 +126,7 @@ def corpus_tokenizer(path: str) -> Tokenizer:
     return tokenizer
 
 
-def pretrain(
-    options: argparse.Namespace, settings: RunSettings, model: nn.Module, tokenizer: Tokenizer
-) -> None:
+def pretrain(options: argparse.Namespace, settings: RunSettings, model: CausalModel, tokenizer: Tokenizer) -> None:
     assert settings.pretraining is not None
     task = replace(settings.pretraining.task, corpus=options.pretrain_corpus_path)
     training = replace(settings.pretraining.training, learning_rate=options.pretrain_lr)
@@ -144,20 +134,16 @@ def pretrain(
     train_params(options, model, tokenizer, task, training, examples, options.epochs or 650)
 
 
-def finetune(
-    options: argparse.Namespace, settings: RunSettings, model: nn.Module, tokenizer: Tokenizer
-) -> None:
+def finetune(options: argparse.Namespace, settings: RunSettings, model: CausalModel, tokenizer: Tokenizer) -> None:
     task = replace(settings.task, questions=options.finetune_corpus_path)
     training = replace(settings.training, learning_rate=options.finetune_lr)
     epochs = options.epochs or (75 if options.reading_params_path is None else 10)
-    train_params(
-        options, model, tokenizer, task, training, len(task.read(task.questions, answers=True)), epochs
-    )
+    train_params(options, model, tokenizer, task, training, len(task.read(task.questions, answers=True)), epochs)
 
 
 def train_params(
     options: argparse.Namespace,
-    model: nn.Module,
+    model: CausalModel,
     tokenizer: Tokenizer,
     task: Any,
     training: TrainingSettings,
@@ -179,9 +165,7 @@ def train_params(
     stage = Stage(options.function, task.build(tokenizer, model.settings.block), settings, 0, final=False)
     log = epoch_lines(settings, examples, an_epoch, tensorboard(options))
     with Ownership(directory):
-        trainer = Trainer(
-            model, [stage], directory, tokenizer.fingerprint(), Lines(seconds=float("inf")), log
-        )
+        trainer = Trainer(model, [stage], directory, tokenizer.fingerprint(), Lines(seconds=float("inf")), log)
         if resume:
             trainer.resume()
         trainer.run()
@@ -192,16 +176,12 @@ def train_params(
 
 def claim(directory: Path, target: Path, options: argparse.Namespace) -> bool:
     """Make the directory in which training keeps its state; True where the same command was interrupted in it."""
-    kept = {
-        key: value for key, value in vars(options).items() if key not in ("device", "convert", "tb_expt_name")
-    }
+    kept = {key: value for key, value in vars(options).items() if key not in ("device", "convert", "tb_expt_name")}
     mark = directory / "command.json"
     try:
         if mark.is_file():
             if json.loads(mark.read_text()) != kept:
-                raise RunError(
-                    f"{directory}: left by another command that was interrupted; delete it to start anew"
-                )
+                raise RunError(f"{directory}: left by another command that was interrupted; delete it to start anew")
             return True
         if target.is_dir():
             raise RunError(f"{target}: is a directory; give --writing_params_path a file")
@@ -241,17 +221,13 @@ def tensorboard(options: argparse.Namespace) -> Callable[[str, float, int], None
     except ImportError:
         raise UserError("--tb_expt_name needs TensorBoard: pip install 'headway[tensorboard]'") from None
     writer = SummaryWriter(f"expt/{options.function}/{options.tb_expt_name}_{options.variant}")
-    return lambda name, value, step: writer.add_scalar(name, value, step)
+    return writer.add_scalar
 
 
-def evaluate(
-    options: argparse.Namespace, settings: RunSettings, model: nn.Module, tokenizer: Tokenizer
-) -> None:
+def evaluate(options: argparse.Namespace, settings: RunSettings, model: CausalModel, tokenizer: Tokenizer) -> None:
     task = settings.task.build(tokenizer, settings.model.block)
     result = task.evaluate(model, options.eval_corpus_path)
-    write_output(
-        Path(options.outputs_path), "".join(f"{prediction}\n" for prediction in result["predictions"])
-    )
+    write_output(Path(options.outputs_path), "".join(f"{prediction}\n" for prediction in result["predictions"]))
     if "correct" in result:
         print_correct(result["correct"], result["questions"])
     else:
@@ -262,7 +238,7 @@ def print_correct(correct: int, total: int) -> None:
     print(f"Correct: {float(correct)} out of {float(total)}: {correct / total * 100}%")
 
 
-def read_params(path: Path, model: nn.Module, tokenizer: Tokenizer, options: argparse.Namespace) -> None:
+def read_params(path: Path, model: CausalModel, tokenizer: Tokenizer, options: argparse.Namespace) -> None:
     """Put the weights of a .params file into `model`."""
     if not path.is_file():
         raise DataError(f"{path}: no such file; give --reading_params_path what pretrain or finetune wrote")
@@ -298,15 +274,13 @@ def convert(path: Path, allowed: bool) -> dict[str, Tensor]:
     """The tensors of a file that the course's own code pickled, under Headway's names."""
     if not allowed:
         raise DataError(
-            f"{path}: a pickled file, which could run code when it is opened; if you trust where it is from, add --convert "
-            "(only tensors are read from it)"
+            f"{path}: a pickled file, which could run code when it is opened; if you trust where it is from, "
+            "add --convert (only tensors are read from it)"
         )
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise DataError(
-            f"{path}: holds more than tensors, or is damaged ({type(error).__name__}: {error})"
-        ) from None
+        raise DataError(f"{path}: holds more than tensors, or is damaged ({type(error).__name__}: {error})") from None
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
         raise DataError(f"{path}: not the weights of a model")
     parts = {
@@ -339,16 +313,17 @@ def dataset_command(options: argparse.Namespace) -> None:
         task = QuestionAnsweringSettings(questions=questions, holdout=0.0).build(tokenizer, 128)
     task.load()
     batch = task.batch(torch.arange(4), generator(0))
-    for x, y in zip(*padded(batch, 127, tokenizer.pad), strict=True):
-        print("x:", tokenizer.decode(x, specials=True))
-        print("y:", tokenizer.decode(y, specials=True))
+    for row in range(4):
+        for name, tokens in zip("xy", padded(batch, row, 127, tokenizer.pad), strict=True):
+            print(f"{name}:", tokenizer.decode(tokens, specials=True))
 
 
-def padded(batch: Batch, width: int, pad: int) -> tuple[list[list[int]], list[list[int]]]:
-    targets = batch.targets.masked_fill(batch.targets == IGNORE, pad)
-    fill = (0, width - batch.inputs.shape[1])
-    x, y = (nn.functional.pad(part, fill, value=pad) for part in (batch.inputs, targets))
-    return x.tolist(), y.tolist()
+def padded(batch: Batch, row: int, width: int, pad: int) -> tuple[list[int], list[int]]:
+    """One row's x and y at full width: what is not learned shows as padding in y, the last token stands in x too."""
+    length = int(batch.lengths[row])
+    targets = [pad if token == IGNORE else token for token in batch.targets[row, :length].tolist()]
+    x = [*batch.inputs[row, :length].tolist(), targets[-1]]
+    return [line + [pad] * (width - len(line)) for line in (x, targets)]  # type: ignore[return-value]
 
 
 def london_command(options: argparse.Namespace) -> None:

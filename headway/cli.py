@@ -1,4 +1,4 @@
-"""The commands. One function each; what they do lives elsewhere and is imported when it is needed, so that help is instant.
+"""The commands, one function each. What they do lives elsewhere and is imported when needed, so that help is instant.
 
 Exit codes: 0 done, 2 something in the user's input, 1 a fault of the program, 130 interrupted (training state saved).
 """
@@ -21,19 +21,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-data_app = typer.Typer(
-    help="Data sets, and checks of your own files.", no_args_is_help=True, rich_markup_mode=None
-)
+data_app = typer.Typer(help="Data sets, and checks of your own files.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 
-RunPath = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/demo/pretrained.")
-]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/demo/pretrained.")]
 Sets = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads it
-    typer.Option(
-        "--set", metavar="A.B=C", help="Override a setting, such as model.width=128; may be repeated."
-    ),
+    typer.Option("--set", metavar="A.B=C", help="Override a setting, such as model.width=128; may be repeated."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 
@@ -64,9 +58,7 @@ def demo(
 def train(
     source: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Argument(
-            metavar="RECIPE|run.toml", help="A recipe, a run file, or a run directory to repeat or resume."
-        ),
+        typer.Argument(metavar="RECIPE|run.toml", help="A recipe, a run file, or a run directory to repeat or resume."),
     ] = None,
     sets: Sets = None,
     out: Annotated[Optional[Path], typer.Option(help="The run directory; runs/NAME without it.")] = None,  # noqa: UP045
@@ -109,9 +101,7 @@ def predict(
     limit: Annotated[int, typer.Option(min=1, help="Most tokens to write (language models).")] = 300,
     temperature: Annotated[float, typer.Option(help="0 is greedy (language models).")] = 0.8,
     top_k: Annotated[int, typer.Option(help="Choose among the k likeliest tokens; 0: all.")] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="Choose among the likeliest tokens that hold this probability.")
-    ] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Choose among the likeliest tokens that hold this probability.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
     alternatives: Annotated[int, typer.Option(min=0, help="Other answers to show (questions).")] = 3,
     device: Device = "auto",
@@ -146,9 +136,7 @@ def data_list() -> None:
 def data_get(
     name: Annotated[str, typer.Argument(help="world, birthplaces, shakespeare")],
     out: Annotated[Optional[Path], typer.Option(help="Another folder than the usual one.")] = None,  # noqa: UP045
-    source: Annotated[
-        Optional[Path], typer.Option("--from", help="Copy from this folder instead of the network.")
-    ] = None,  # noqa: UP045
+    source: Annotated[Path | None, typer.Option("--from", help="Copy from this folder instead of the network.")] = None,
     people: Annotated[Optional[int], typer.Option(help="world: people who have a biography.")] = None,  # noqa: UP045
     unseen: Annotated[Optional[int], typer.Option(help="world: people who have none.")] = None,  # noqa: UP045
     towns: Annotated[Optional[int], typer.Option(help="world: towns.")] = None,  # noqa: UP045
@@ -164,9 +152,7 @@ def data_get(
 
 @data_app.command("check")
 def data_check(
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE …", help="Your own .txt, .tsv, .csv, .jsonl, also .gz.")
-    ],
+    files: Annotated[list[str], typer.Argument(metavar="FILE …", help="Your own .txt, .tsv, .csv, .jsonl, also .gz.")],
     errors: Annotated[str, typer.Option(help="strict, or replace for bytes that are not UTF-8.")] = "strict",
 ) -> None:
     """Say what is in a file, and what is wrong with it."""
@@ -192,7 +178,7 @@ def main() -> None:
 
 
 def known(error: Exception) -> int:
-    """The exit code of an error that is neither ours nor the user's to mend; a fault is raised again with its traceback."""
+    """The exit code of an interruption or of wrong options; a fault is raised again with its traceback."""
     name = type(error).__name__
     if name == "Interrupted":
         return fail(str(error), 130)

@@ -29,13 +29,7 @@ def train_command(source: str, sets: list[str], out: Path | None, resume: bool) 
     settings = load_settings(source, sets)
     if resume and out is None:
         path = Path(source)
-        out = (
-            path
-            if path.is_dir()
-            else path.parent
-            if path.name == "run.toml"
-            else Path("runs", name_of(find(source)))
-        )
+        out = path if path.is_dir() else path.parent if path.name == "run.toml" else Path("runs", name_of(find(source)))
     run = train(settings, out, resume=resume, report=report)
     print(f"{run.path}: {summary(run)}")
 
@@ -49,9 +43,7 @@ def summary(run: Run) -> str:
 def scores(evaluation: dict[str, Any]) -> list[str]:
     shown = []
     if "accuracy" in evaluation:
-        shown.append(
-            f"accuracy {evaluation['accuracy']:.1%} ({evaluation['correct']} of {evaluation['questions']})"
-        )
+        shown.append(f"accuracy {evaluation['accuracy']:.1%} ({evaluation['correct']} of {evaluation['questions']})")
     if "loss" in evaluation:
         shown.append(f"loss {evaluation['loss']:.4f}")
     if "perplexity" in evaluation:

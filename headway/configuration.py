@@ -101,14 +101,10 @@ def load_settings(source: str | Path | dict[str, Any], overrides: Iterable[str] 
 
 def read_stage(table: Any, problems: list[str]) -> StageSettings:
     if not isinstance(table, dict):
-        problems.append(
-            f"[pretraining] must hold [pretraining.task] and [pretraining.training], not {table!r}"
-        )
+        problems.append(f"[pretraining] must hold [pretraining.task] and [pretraining.training], not {table!r}")
         table = {}
     known = ("task", "training")
-    problems += [
-        f"pretraining.{key}: unknown section{nearest(key, known)}" for key in table if key not in known
-    ]
+    problems += [f"pretraining.{key}: unknown section{nearest(key, known)}" for key in table if key not in known]
     return StageSettings(
         read_kind(TASKS, "name", None, table.get("task", {}), "pretraining.task", problems),
         read(TrainingSettings, table.get("training", {}), "pretraining.training", problems),

@@ -74,9 +74,7 @@ def make_room(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / MARK, {"recipe": RECIPE})
     except OSError as error:
-        raise RunError(
-            f"{out}: cannot be written ({error.strerror}); choose another directory with --out"
-        ) from None
+        raise RunError(f"{out}: cannot be written ({error.strerror}); choose another directory with --out") from None
 
 
 def train_one(out: Path, name: str, seed: int, sets: list[str], report: Reporter) -> Run:
@@ -98,8 +96,8 @@ def score_all(runs: dict[str, Run]) -> list[Score]:
     answer, dev = first.task.baseline("dev")
     scores = [Score(f"always “{answer}”, the commonest answer", dev, first.task.baseline("test")[1], 0.0)]
     for name, run in runs.items():
-        results = [run.evaluate(split)["accuracy"] for split in ("dev", "test")]
-        scores.append(Score(name, *results, run.state.seconds))
+        dev, test = (run.evaluate(split)["accuracy"] for split in ("dev", "test"))
+        scores.append(Score(name, dev, test, run.state.seconds))
     return scores
 
 
@@ -143,9 +141,9 @@ def report_page(
         [
             "<h1>Reading makes the difference</h1>",
             f"<p>An invented world of {sum(sizes)} people: each has {settings.phrasings} short biographies, and "
-            f"{sizes[0]} of them come with a training question. Two models of {run.parameters:,} parameters were trained "
-            f"on those questions, one of them after reading the biographies, and then asked where the other "
-            f"{sizes[1]} (dev) and {sizes[2]} (test) people were born.</p>",
+            f"{sizes[0]} of them come with a training question. Two models of {run.parameters:,} parameters were "
+            f"trained on those questions, one of them after reading the biographies, and then asked where the "
+            f"other {sizes[1]} (dev) and {sizes[2]} (test) people were born.</p>",
             "<h2>Right answers</h2>",
             table(
                 ["", "dev", "", "test", "training time"],
@@ -171,13 +169,13 @@ def report_page(
             "<h2>Loss</h2>",
             f'<div class="row">{loss_figures(runs)}</div>',
             "<h2>Where the model looks</h2>",
-            f"<p>The pretrained model on <em>{escape(answers[0][0].question)}</em> and its own answer. Each row is a token, "
-            "each column a token it may look at; the darker, the more it takes from there.</p>",
+            f"<p>The pretrained model on <em>{escape(answers[0][0].question)}</em> and its own answer. Each row is a "
+            "token, each column a token it may look at; the darker, the more it takes from there.</p>",
             f'<div class="maps">{attention_maps(run, answers[0][0])}</div>',
             "<h2>How it was made</h2>",
             f"<p class='soft'><code>headway demo --seed {seed}</code> on {escape(machine())}. "
-            f"The world's files are in <code>world/</code> beside this page, the two runs in <code>from-scratch/</code> and "
-            f"<code>pretrained/</code>; <code>run.toml</code> there has every setting.</p>",
+            f"The world's files are in <code>world/</code> beside this page, the two runs in "
+            "<code>from-scratch/</code> and <code>pretrained/</code>; <code>run.toml</code> has every setting.</p>",
         ],
     )
 
@@ -233,7 +231,7 @@ def attention_maps(run: Run, answer: Answer) -> str:
     tokenizer = run.tokenizer
     tokens = [*run.task.prompt(answer.question), *tokenizer.encode(tokenizer.lead + answer.text)]
     labels = [tokenizer.decode([token], specials=True).strip() for token in tokens]
-    maps = capture_attention(run.model, tokens)  # type: ignore[arg-type]
+    maps = capture_attention(run.model, tokens)
     return "".join(
         heat_map(maps[layer, head].tolist(), labels, f"layer {layer + 1}, head {head + 1}")
         for layer in range(maps.shape[0])

@@ -87,7 +87,7 @@ class Ownership:
 
     def __enter__(self) -> Ownership:
         try:
-            self.handle = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115 - held until __exit__
+            self.handle = open(self.path, "a+", encoding="utf-8")
         except OSError as error:
             raise RunError(
                 f"{self.directory}: cannot be written ({error.strerror}); choose another directory with --out"
@@ -101,9 +101,7 @@ class Ownership:
             )
         self.handle.seek(0)
         self.handle.truncate()
-        self.handle.write(
-            f"process {os.getpid()} on {os.uname().nodename if hasattr(os, 'uname') else 'this machine'}"
-        )
+        self.handle.write(f"process {os.getpid()} on {os.uname().nodename if hasattr(os, 'uname') else 'this machine'}")
         self.handle.flush()
         return self
 

@@ -18,8 +18,8 @@ from headway.configuration import RunSettings, load_settings
 from headway.console import Reporter
 from headway.errors import RunError, UserError
 from headway.files import Ownership, read_json_lines, write_text
-from headway.generation import Sampling
-from headway.models import parameter_count
+from headway.generation import GREEDY, Sampling
+from headway.models import CausalModel, parameter_count
 from headway.tasks import Answer, LanguageModelling, QuestionAnswering
 from headway.text import KINDS, Tokenizer, load_tokenizer
 from headway.training import device as devices
@@ -35,9 +35,7 @@ class Run:
     def __init__(self, path: str | Path, device: str = "auto") -> None:
         self.path = Path(path)
         if not (self.path / "run.toml").is_file():
-            raise RunError(
-                f"{self.path}: not a run directory (no run.toml in it); train one with: headway train …"
-            )
+            raise RunError(f"{self.path}: not a run directory (no run.toml in it); train one with: headway train …")
         self.device, _ = devices.choose_device(device)
         self.settings = load_settings(self.path / "run.toml")
         self.checkpoints = Checkpoints(self.path)
@@ -52,13 +50,13 @@ class Run:
         self.tokenizer: Tokenizer = load_tokenizer(self.path / "tokenizer.json")
         if self.tokenizer.fingerprint() != self.latest.tokenizer:
             raise RunError(
-                f"{self.path}: tokenizer.json ({self.tokenizer.fingerprint()}) is not the one these weights were trained "
-                f"with ({self.latest.tokenizer}); put the right file back, or train again"
+                f"{self.path}: tokenizer.json ({self.tokenizer.fingerprint()}) is not the one these weights were "
+                f"trained with ({self.latest.tokenizer}); put the right file back, or train again"
             )
         self.task = self.settings.task.build(self.tokenizer, self.settings.model.block)
 
     @cached_property
-    def model(self) -> torch.nn.Module:
+    def model(self) -> CausalModel:
         """The weights: the best checkpoint of a finished run, else the newest."""
         model = self.settings.model.build(len(self.tokenizer))
         self.checkpoints.load_model(self.step, model)
@@ -88,19 +86,13 @@ class Run:
     def answer(self, questions: str | Sequence[str], alternatives: int = 3) -> list[Answer]:
         """Answers with their probabilities, for a run that answers questions."""
         if not isinstance(self.task, QuestionAnswering):
-            raise UserError(
-                f"{self.path}: this run's task is {self.settings.task.name}, it does not answer questions"
-            )
-        return self.task.answer(
-            self.model, [questions] if isinstance(questions, str) else questions, alternatives
-        )
+            raise UserError(f"{self.path}: this run's task is {self.settings.task.name}, it does not answer questions")
+        return self.task.answer(self.model, [questions] if isinstance(questions, str) else questions, alternatives)
 
-    def complete(self, prompt: str, limit: int = 200, sampling: Sampling = Sampling()) -> Iterator[str]:
+    def complete(self, prompt: str, limit: int = 200, sampling: Sampling = GREEDY) -> Iterator[str]:
         """The continuation of `prompt`, piece by piece."""
         if not isinstance(self.task, LanguageModelling):
-            raise UserError(
-                f"{self.path}: this run's task is {self.settings.task.name}, it does not continue text"
-            )
+            raise UserError(f"{self.path}: this run's task is {self.settings.task.name}, it does not continue text")
         return self.task.stream(self.model, prompt, limit, sampling)
 
 
@@ -138,9 +130,7 @@ def train(
             f"{directory}: {settings.model.kind} with {parameter_count(model):,} parameters, {len(tokenizer):,} "
             f"{settings.tokenizer.kind} in the vocabulary, on {devices.describe(device)} ({why})"
         )
-        trainer = Trainer(
-            model, build_stages(settings, tokenizer), directory, tokenizer.fingerprint(), report, watch
-        )
+        trainer = Trainer(model, build_stages(settings, tokenizer), directory, tokenizer.fingerprint(), report, watch)
         if resume:
             trainer.resume()
         trainer.run()
@@ -182,9 +172,7 @@ def prepare(directory: Path, settings: RunSettings, resume: bool) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         write_text(run_file, settings.to_toml())
     except OSError as error:
-        raise RunError(
-            f"{directory}: cannot be written ({error.strerror}); choose another with --out"
-        ) from None
+        raise RunError(f"{directory}: cannot be written ({error.strerror}); choose another with --out") from None
 
 
 def compare(old: Record, new: Record, place: str = "") -> list[str]:

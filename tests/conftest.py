@@ -1,4 +1,4 @@
-"""Small things that many tests share. Real data lie in $HEADWAY_DATA or beside the repository; tests skip without them."""
+"""Small things that many tests share. Real data lie in $HEADWAY_DATA or beside the repository; else tests skip."""
 
 from __future__ import annotations
 
@@ -27,13 +27,9 @@ def real_data(monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def people(tmp_path: Path) -> Path:
     """A folder with a tiny corpus and questions about it: wiki.txt, train.tsv, dev.tsv."""
-    names = [
-        f"{first} {last}" for first in ("Ada", "Bo", "Cy", "Di") for last in ("Lund", "Moe", "Nye", "Orr")
-    ]
+    names = [f"{first} {last}" for first in ("Ada", "Bo", "Cy", "Di") for last in ("Lund", "Moe", "Nye", "Orr")]
     facts = [(name, TOWNS[number * 7 % 4]) for number, name in enumerate(names)]
-    (tmp_path / "wiki.txt").write_text(
-        "".join(f"{name}. {name} was born in {town} .\n" for name, town in facts)
-    )
+    (tmp_path / "wiki.txt").write_text("".join(f"{name}. {name} was born in {town} .\n" for name, town in facts))
     lines = [f"Where was {name} born?\t{town}\n" for name, town in facts]
     (tmp_path / "train.tsv").write_text("".join(lines[:12]))
     (tmp_path / "dev.tsv").write_text("".join(lines[12:]))
@@ -79,10 +75,8 @@ def tiny_gpt(
 ) -> GPT:
     """A small model in float64 with weights large enough that its choices differ."""
     torch.manual_seed(seed)
-    model = GPT(
-        GPTSettings(width=16, layers=2, heads=2, block=block, dropout=0.0, positions=positions, **settings),
-        vocabulary,
-    )
+    defaults = {"width": 16, "layers": 2, "heads": 2, "block": block, "dropout": 0.0, "positions": positions}
+    model = GPT(GPTSettings(**defaults | settings), vocabulary)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return model.double().eval()

@@ -102,9 +102,7 @@ DATA_SETS: dict[str, DataSet] = {
             licence="not stated",
             repository="floriankark/cs224n-win2223: a5/",
             files=(
-                DataFile(
-                    "wiki.txt", 419_253, "823bb536fca77c8b5a15b34b0dead6355d0cf1f806e822464bca28806c2fd055"
-                ),
+                DataFile("wiki.txt", 419_253, "823bb536fca77c8b5a15b34b0dead6355d0cf1f806e822464bca28806c2fd055"),
                 DataFile(
                     "birth_places_train.tsv",
                     79_923,
@@ -136,9 +134,7 @@ DATA_SETS: dict[str, DataSet] = {
             licence="repository MIT; not stated for the text itself",
             repository="karpathy/char-rnn: data/tinyshakespeare/",
             files=(
-                DataFile(
-                    "input.txt", 1_115_394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-                ),
+                DataFile("input.txt", 1_115_394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),
             ),
             sources=(_github("karpathy/char-rnn", "master", "data/tinyshakespeare"),),
         ),
@@ -187,9 +183,7 @@ def get(
                 raise UserError(f"{name} takes no world settings; only the data set 'world' does")
             _get_files(data_set, folder, None if source is None else Path(source).expanduser(), say, progress)
     except OSError as error:
-        raise DataError(
-            f"{folder}: cannot be used ({_reason(error)}); give another folder with --out"
-        ) from error
+        raise DataError(f"{folder}: cannot be used ({_reason(error)}); give another folder with --out") from error
     return folder
 
 
@@ -225,9 +219,7 @@ def _resolve_data(reference: str) -> Path:
     name, _, file_name = reference.removeprefix("data:").partition("/")
     data_set = _data_set(name)
     if file_name not in data_set.file_names:
-        raise DataError(
-            f"{reference}: {name} has no file '{file_name}'{nearest(file_name, data_set.file_names)}"
-        )
+        raise DataError(f"{reference}: {name} has no file '{file_name}'{nearest(file_name, data_set.file_names)}")
     path = data_home() / name / file_name
     if os.path.isfile(path):
         return path
@@ -284,9 +276,7 @@ def _status(data_set: DataSet) -> DataSetStatus:
 
 def _get_world(folder: Path, settings: WorldSettings | None, say: Say) -> None:
     world = make_world(settings)
-    wanted = {
-        name: hashlib.sha256(text.encode("utf-8")).hexdigest() for name, text in world_files(world).items()
-    }
+    wanted = {name: hashlib.sha256(text.encode("utf-8")).hexdigest() for name, text in world_files(world).items()}
     missing, differing = _compare(folder, wanted)
     if differing:
         raise DataError(
@@ -300,13 +290,9 @@ def _get_world(folder: Path, settings: WorldSettings | None, say: Say) -> None:
         say(f"{folder}: already there")
 
 
-def _get_files(
-    data_set: DataSet, folder: Path, source: Path | None, say: Say, progress: Progress | None
-) -> None:
+def _get_files(data_set: DataSet, folder: Path, source: Path | None, say: Say, progress: Progress | None) -> None:
     if source is not None and not source.is_dir():
-        raise DataError(
-            f"{source}: no such folder; --from takes the folder that holds the files of {data_set.name}"
-        )
+        raise DataError(f"{source}: no such folder; --from takes the folder that holds the files of {data_set.name}")
     missing, differing = _compare(folder, {file.name: file.sha256 for file in data_set.files})
     if differing:
         raise DataError(
@@ -339,9 +325,7 @@ def _compare(folder: Path, sha256: dict[str, str]) -> tuple[list[str], list[str]
     return missing, [name for name in there if _sha256(folder / name) != sha256[name]]
 
 
-def _copy(
-    data_set: DataSet, file: DataFile, source: Path, target: Path, report: Callable[[int], None]
-) -> str:
+def _copy(data_set: DataSet, file: DataFile, source: Path, target: Path, report: Callable[[int], None]) -> str:
     places = (source / file.name, source / data_set.name / file.name)
     place = next((place for place in places if place.is_file()), None)
     if place is None:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headway.errors import TextError, UserError
-from headway.generation.sampling import Sampling
+from headway.generation.sampling import GREEDY, Sampling
+from headway.models import CausalModel
 from headway.nn import Cache
 
 PAD = 0
@@ -46,11 +47,11 @@ class Continuation:
 
 
 def generate(
-    model: nn.Module,
+    model: CausalModel,
     prompts: Sequence[Sequence[int]],
     limit: int,
     stop: Sequence[int] = (),
-    sampling: Sampling = Sampling(),
+    sampling: Sampling = GREEDY,
 ) -> list[Continuation]:
     """At most `limit` tokens for each prompt, in the order of the prompts."""
     results = [Continuation() for _ in prompts]
@@ -66,14 +67,14 @@ def generate(
 
 @torch.inference_mode()
 def stream(
-    model: nn.Module,
+    model: CausalModel,
     prompts: Sequence[Sequence[int]],
     limit: int,
     stop: Sequence[int] = (),
-    sampling: Sampling = Sampling(),
+    sampling: Sampling = GREEDY,
 ) -> Iterator[Step]:
     """The same tokens one at a time, as they are made; the rows of a batch take turns."""
-    block: int = model.settings.block
+    block = model.settings.block
     check_prompts(prompts, block)
     if limit < 1:
         raise UserError(f"the number of tokens to generate ({limit}) must be at least 1")
@@ -112,9 +113,9 @@ def stream(
 
 
 def prefill(
-    model: nn.Module, sequences: Sequence[Sequence[int]], room: int, block: int, device: torch.device
+    model: CausalModel, sequences: Sequence[Sequence[int]], room: int, block: int, device: torch.device
 ) -> tuple[Tensor, Cache]:
-    """Run the context of every sequence at once: the logits of the next token (B, V), and a cache with `room` to go on."""
+    """Run every context at once: the logits of the next token (B, V), and a cache with `room` to go on."""
     contexts = [sequence[context_start(len(sequence), block) :] for sequence in sequences]
     lengths = torch.tensor([len(context) for context in contexts], device=device)
     longest = int(lengths.max())
@@ -147,12 +148,12 @@ def check_prompts(prompts: Sequence[Sequence[int]], block: int) -> None:
 
 @torch.inference_mode()
 def best_alternatives(
-    model: nn.Module, prompts: Sequence[Sequence[int]], count: int, limit: int, stop: Sequence[int]
+    model: CausalModel, prompts: Sequence[Sequence[int]], count: int, limit: int, stop: Sequence[int]
 ) -> list[list[Continuation]]:
-    """For each prompt the `count` likeliest first tokens, each continued greedily; likeliest whole continuation first."""
+    """For each prompt the `count` likeliest first tokens, each continued greedily; the likeliest whole first."""
     if not prompts:
         return []
-    block: int = model.settings.block
+    block = model.settings.block
     check_prompts(prompts, block)
     training = model.training
     model.eval()
@@ -166,9 +167,7 @@ def best_alternatives(
         for token, logprob in zip(first.indices[row].tolist(), first.values[row].tolist(), strict=True)
     ]
     going = [branch for branch in branches if branch[1] not in stop]
-    grown = generate(
-        model, [[*prompts[row], token][-block:] for row, token, _ in going], max(1, limit - 1), stop
-    )
+    grown = generate(model, [[*prompts[row], token][-block:] for row, token, _ in going], max(1, limit - 1), stop)
     found: list[list[Continuation]] = [[] for _ in prompts]
     for (row, token, logprob), rest in zip(going, grown, strict=True):
         found[row].append(Continuation([token, *rest.tokens], [logprob, *rest.logprobs], rest.stopped))

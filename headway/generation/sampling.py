@@ -48,6 +48,9 @@ class Sampling:
         return (kept + noise.to(kept)).argmax(-1)
 
 
+GREEDY = Sampling()
+
+
 def keep_top(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     """Set to −inf all but the `top_k` largest, and all beyond the smallest set whose probability reaches `top_p`."""
     if 0 < top_k < logits.shape[-1]:
@@ -55,9 +58,7 @@ def keep_top(logits: Tensor, top_k: int, top_p: float) -> Tensor:
         logits = logits.masked_fill(logits < smallest, float("-inf"))
     if top_p < 1.0:
         ordered, order = logits.sort(dim=-1, descending=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(
-            -1
-        )  # probability of what stands before each token
+        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)  # probability of what stands before each token
         dropped = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= top_p)
         logits = logits.masked_fill(dropped, float("-inf"))
     return logits

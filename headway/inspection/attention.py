@@ -10,19 +10,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headway.models import GPT
+from headway.errors import UserError
+from headway.models import GPT, CausalModel
 
 
 @torch.inference_mode()
-def capture_attention(model: GPT, tokens: Sequence[int]) -> Tensor:
+def capture_attention(model: CausalModel, tokens: Sequence[int]) -> Tensor:
     """The attention weights (L, H, T, T) of one row of tokens; row t of a map says where token t looks."""
+    if not isinstance(model, GPT):
+        raise UserError(f"attention is captured from a GPT, not from a {type(model).__name__}")
     training = model.training
     model.eval()
-    row = torch.tensor([list(tokens)], device=model.head.weight.device)
+    row = torch.tensor([list(tokens)], device=model.norm.weight.device)
     x, positions = model.embed(row)
     maps = []
-    for block in model.blocks:
-        maps.append(block.attention.weights(block.attention_norm(x), positions)[0])
+    for block in model.stack():
+        maps.append(block.attention_map(x, positions)[0])
         x = block(x, positions)
     model.train(training)
     return torch.stack(maps).float().cpu()

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from headway.nn import Block, Cache, FeedForward, Learned, Rotary, SelfAttention, Sinusoidal
+from headway.models.base import CausalModel
+from headway.nn import Attention, Block, Cache, FeedForward, Learned, Rotary, SelfAttention, Sinusoidal
 from headway.settings import setting
 
-ATTENTIONS: dict[str, Callable[..., nn.Module]] = {"dot-product": SelfAttention}
+ATTENTIONS: dict[str, Callable[..., Attention]] = {"dot-product": SelfAttention}
 POSITIONS = ("learned", "sinusoidal", "rotary", "none")
 
 
@@ -36,9 +38,7 @@ class GPTSettings:
     hidden: int = setting(0, "width inside the feed-forward layers; 0: four times width", least=0)
     tied: bool = setting(False, "use the embedding matrix for the output too")
     rotary_base: float = setting(10_000.0, "slowest wavelength of rotary positions", above=1.0)
-    small_residuals: bool = setting(
-        True, "begin with the matrices that write into the residual stream ÷ √(2·layers)"
-    )
+    small_residuals: bool = setting(True, "begin with the matrices that write into the residual stream ÷ √(2·layers)")
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if self.width % self.heads:
@@ -55,7 +55,7 @@ class GPTSettings:
         return GPT(self, vocabulary)
 
 
-class GPT(nn.Module):
+class GPT(CausalModel):
     def __init__(self, settings: GPTSettings, vocabulary: int) -> None:
         super().__init__()
         width = settings.width
@@ -63,9 +63,7 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(vocabulary, width)
         self.positions = embedded_positions(settings)
         self.dropout = nn.Dropout(settings.dropout)
-        rotate = (
-            Rotary(width // settings.heads, settings.rotary_base) if settings.positions == "rotary" else None
-        )
+        rotate = Rotary(width // settings.heads, settings.rotary_base) if settings.positions == "rotary" else None
         attention = ATTENTIONS[settings.attention]
         self.blocks = nn.ModuleList(
             Block(
@@ -91,16 +89,15 @@ class GPT(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """Logits (B, T, V) of the token after each of `tokens` (B, T); with a cache, of tokens that continue its rows."""
-        return self.head(self.hidden(tokens, cache))
-
     def hidden(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """What the stack makes of `tokens`, after the final norm: (B, T, D)."""
         x, positions = self.embed(tokens, cache)
-        for layer, block in enumerate(self.blocks):
+        for layer, block in enumerate(self.stack()):
             x = block(x, positions, cache.layers[layer] if cache is not None else None)
         return self.norm(x)
+
+    def stack(self) -> Iterator[Block]:
+        """The blocks, from the first to the last."""
+        return (cast(Block, block) for block in self.blocks)
 
     def embed(self, tokens: Tensor, cache: Cache | None = None) -> tuple[Tensor, Tensor]:
         """The first block's input (B, T, D), and the positions: (T,), or (B, T) with a cache."""
@@ -112,9 +109,8 @@ class GPT(nn.Module):
         return self.dropout(x), positions
 
     def empty_cache(self, rows: int, length: int) -> Cache:
-        """Room for `length` tokens in each of `rows` rows."""
-        lengths = torch.zeros(rows, dtype=torch.long, device=self.head.weight.device)
-        return Cache([block.attention.empty_cache(rows, length) for block in self.blocks], lengths)
+        lengths = torch.zeros(rows, dtype=torch.long, device=self.norm.weight.device)
+        return Cache([block.empty_cache(rows, length) for block in self.stack()], lengths)
 
 
 def embedded_positions(settings: GPTSettings) -> nn.Module | None:
@@ -124,8 +120,3 @@ def embedded_positions(settings: GPTSettings) -> nn.Module | None:
     if settings.positions == "sinusoidal":
         return Sinusoidal(settings.width)
     return None
-
-
-def parameter_count(model: nn.Module) -> int:
-    """Learned numbers in the model, shared ones counted once."""
-    return sum(parameter.numel() for parameter in model.parameters())

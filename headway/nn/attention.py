@@ -11,6 +11,8 @@ Shapes: B batch, T queries, S keys, D width, H heads, K head width. Masks are bo
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,7 +23,7 @@ from headway.nn.cache import LayerCache
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, dropout: float = 0.0
 ) -> Tensor:
-    """softmax(q kᵀ / √K) v over the keys that `mask` allows: (B, H, T, K) from (B, H, T, K), (B, H, S, K), (B, H, S, K).
+    """softmax(q kᵀ / √K) v over the keys that `mask` allows: q (B, H, T, K), k and v (B, H, S, K) → (B, H, T, K).
 
     A query with nothing to attend to gets zeros and passes zero gradients on, never NaN.
     """
@@ -49,11 +51,24 @@ def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> 
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
 
 
-class SelfAttention(nn.Module):
-    """Causal self-attention with `heads` heads; `rotate` turns queries and keys by their positions, where given.
+class Attention(nn.Module):
+    """What a block asks of its attention, whichever mechanism it is."""
 
-    forward: x (B, T, D), positions (T,) or (B, T), cache of this layer or None → (B, T, D).
-    """
+    @abstractmethod
+    def forward(self, x: Tensor, positions: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """x (B, T, D), positions (T,) or (B, T), this layer's cache or None → (B, T, D)."""
+
+    @abstractmethod
+    def weights(self, x: Tensor, positions: Tensor) -> Tensor:
+        """What each position attends to: (B, H, T, T)."""
+
+    @abstractmethod
+    def empty_cache(self, rows: int, length: int) -> LayerCache:
+        """Room for `length` tokens in each of `rows` rows."""
+
+
+class SelfAttention(Attention):
+    """Causal self-attention with `heads` heads; `rotate` turns queries and keys by their positions, where given."""
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0, rotate: nn.Module | None = None) -> None:
         super().__init__()
@@ -82,15 +97,13 @@ class SelfAttention(nn.Module):
     def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of every head, (B, H, T, K) each, turned to their positions."""
         q, k, v = (
-            linear(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for linear in (self.query, self.key, self.value)
+            linear(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for linear in (self.query, self.key, self.value)
         )
         if self.rotate is not None:
             q, k = self.rotate(q, positions), self.rotate(k, positions)
         return q, k, v
 
     def weights(self, x: Tensor, positions: Tensor) -> Tensor:
-        """What each position attends to: (B, H, T, T)."""
         q, k, _ = self.project(x, positions)
         return attention_weights(q, k, causal=True)
 

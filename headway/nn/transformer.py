@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from headway.nn.attention import Attention
 from headway.nn.cache import LayerCache
 
 
@@ -24,11 +25,9 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer around any attention: a module that is called with (x, positions, cache) and keeps the shape of x."""
+    """One layer around any attention."""
 
-    def __init__(
-        self, width: int, attention: nn.Module, feed_forward: nn.Module, dropout: float = 0.0
-    ) -> None:
+    def __init__(self, width: int, attention: Attention, feed_forward: nn.Module, dropout: float = 0.0) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width)
         self.attention = attention
@@ -39,3 +38,10 @@ class Block(nn.Module):
     def forward(self, x: Tensor, positions: Tensor, cache: LayerCache | None = None) -> Tensor:
         x = x + self.dropout(self.attention(self.attention_norm(x), positions, cache))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))  # (B, T, D)
+
+    def attention_map(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Where each position of this block's input looks: (B, H, T, T)."""
+        return self.attention.weights(self.attention_norm(x), positions)
+
+    def empty_cache(self, rows: int, length: int) -> LayerCache:
+        return self.attention.empty_cache(rows, length)

@@ -30,8 +30,8 @@ def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> str:
         return "<p>Nothing was recorded.</p>"
     xs = [x for line in drawn for x, _ in line.points]
     ys = [y for line in drawn for _, y in line.points]
-    x_ticks = ticks(min(0.0, min(xs)), max(xs), 6)
-    y_ticks = ticks(min(0.0, min(ys)), max(ys), 5)
+    x_ticks = ticks(min([0.0, *xs]), max(xs), 6)
+    y_ticks = ticks(min([0.0, *ys]), max(ys), 5)
 
     def across(x: float) -> float:
         return LEFT + (x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]) * (WIDTH - LEFT - RIGHT)
@@ -41,9 +41,7 @@ def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> str:
 
     parts = [f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(y_label)}">']
     for y in y_ticks:
-        parts.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{down(y):.1f}" y2="{down(y):.1f}"/>'
-        )
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{down(y):.1f}" y2="{down(y):.1f}"/>')
         parts.append(text(LEFT - 8, down(y) + 4, short(y), "end"))
     parts += [text(across(x), HEIGHT - BOTTOM + 18, short(x), "middle") for x in x_ticks]
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, x_label, "middle"))
@@ -53,7 +51,8 @@ def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> str:
         parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>')
         middle = TOP + 8 + 18 * number
         parts.append(
-            f'<line x1="{WIDTH - 190}" x2="{WIDTH - 170}" y1="{middle}" y2="{middle}" stroke="{colour}" stroke-width="3"/>'
+            f'<line x1="{WIDTH - 190}" x2="{WIDTH - 170}" y1="{middle}" y2="{middle}" stroke="{colour}" '
+            'stroke-width="3"/>'
         )
         parts.append(text(WIDTH - 164, middle + 4, line.name, "start"))
     parts.append(f"<title>{escape(y_label)} against {escape(x_label)}</title></svg>")

@@ -23,7 +23,8 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; }
 figcaption { font-weight: 600; margin-bottom: .3rem; }
 .chart { width: 100%; height: auto; } .grid { stroke: var(--line); }
 .tick { fill: var(--soft); font-size: 12px; } .name { fill: var(--ink); font-size: 13px; font-weight: 600; }
-.bar { display: inline-block; width: 9rem; height: .7rem; background: var(--line); border-radius: .35rem; overflow: hidden; }
+.bar { display: inline-block; width: 9rem; height: .7rem; background: var(--line); border-radius: .35rem;
+  overflow: hidden; }
 .bar span { display: block; height: 100%; background: var(--one); }
 .good { color: var(--good); } .bad { color: var(--bad); }
 code { font: .9em ui-monospace, monospace; }

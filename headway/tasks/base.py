@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from headway.models import CausalModel
 from headway.text import Tokenizer
 
 IGNORE = -100  # a target that is not learned
@@ -51,8 +52,7 @@ class Batch:
         return int((self.targets != IGNORE).sum())
 
     def to(self, device: torch.device) -> Batch:
-        move = {"device": device, "non_blocking": True}
-        return Batch(self.inputs.to(**move), self.targets.to(**move), self.lengths.to(**move))
+        return Batch(*(part.to(device, non_blocking=True) for part in (self.inputs, self.targets, self.lengths)))
 
     def trimmed(self) -> Batch:
         """Without the columns that are padding in every row."""
@@ -73,12 +73,10 @@ class Batch:
         ]
 
 
-def next_token_loss(model: nn.Module, batch: Batch) -> Tensor:
+def next_token_loss(model: CausalModel, batch: Batch) -> Tensor:
     """Cross-entropy summed over the targets that count."""
     logits = model(batch.inputs)  # (B, T, V)
-    return F.cross_entropy(
-        logits.flatten(0, 1).float(), batch.targets.flatten(), ignore_index=IGNORE, reduction="sum"
-    )
+    return F.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten(), ignore_index=IGNORE, reduction="sum")
 
 
 class Task(ABC):
@@ -105,15 +103,15 @@ class Task(ABC):
         """The examples `rows` (B,) as a batch."""
 
     @abstractmethod
-    def evaluate(self, model: nn.Module, split: str = "dev") -> dict[str, Any]:
+    def evaluate(self, model: CausalModel, split: str = "dev") -> dict[str, Any]:
         """Score the model on a split of the task's data or on a file; includes `metric` where it can be known."""
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def loss(self, model: CausalModel, batch: Batch) -> Tensor:
         return next_token_loss(model, batch)
 
 
 @torch.inference_mode()
-def mean_loss(model: nn.Module, batches: Sequence[Batch]) -> tuple[float, int]:
+def mean_loss(model: CausalModel, batches: Sequence[Batch]) -> tuple[float, int]:
     """(loss a learned token, number of such tokens) over batches, without dropout."""
     training = model.training
     model.eval()

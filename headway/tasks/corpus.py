@@ -31,9 +31,7 @@ class Corpus:
         return self.starts.diff()
 
     @classmethod
-    def encode(
-        cls, documents: Sequence[str], tokenizer: Tokenizer, source: str, closing: bool = False
-    ) -> Corpus:
+    def encode(cls, documents: Sequence[str], tokenizer: Tokenizer, source: str, closing: bool = False) -> Corpus:
         """Encode `documents`; with `closing`, a mask mark after each says that it ends there."""
         end = np.array([tokenizer.mask] if closing else [], dtype=np.int32)
         arrays = []
@@ -43,8 +41,6 @@ class Corpus:
             except TextError as error:
                 raise DataError(f"{source}: document {number}: {error}") from None
         tokens = np.concatenate(arrays).astype(np.int32)
-        lengths = np.array(
-            [len(text) + len(mark) for text, mark in zip(arrays[::2], arrays[1::2], strict=True)]
-        )
+        lengths = np.array([len(text) + len(mark) for text, mark in zip(arrays[::2], arrays[1::2], strict=True)])
         starts = np.concatenate([[0], lengths.cumsum()])
         return cls(torch.from_numpy(tokens), torch.from_numpy(starts.astype(np.int64)))

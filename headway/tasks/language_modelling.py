@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headway.data.catalog import resolve
 from headway.errors import DataError, UserError
 from headway.generation import Sampling, stream
+from headway.models import CausalModel
 from headway.settings import REQUIRED, setting
 from headway.tasks.base import Batch, Task, mean_loss
 from headway.tasks.corpus import Corpus
@@ -35,9 +36,7 @@ class LanguageModellingSettings:
     corpus: str = setting(REQUIRED, "the text to learn: a file, a folder or a pattern", path=True)
     documents: str = setting("lines", "what a document is in a .txt file", choices=("lines", "file"))
     column: str | None = setting(None, "which column of a .tsv, .csv or .jsonl file holds the text")
-    validation: str | None = setting(
-        None, "a file to validate on; without one the corpus's end is held out", path=True
-    )
+    validation: str | None = setting(None, "a file to validate on; without one the corpus's end is held out", path=True)
     holdout: float = setting(
         0.1, "share of the corpus held out where there is no validation file", least=0.0, below=1.0
     )
@@ -47,9 +46,7 @@ class LanguageModellingSettings:
         return self.read(self.corpus, say)
 
     def read(self, path: str, say: Say = lambda note: None) -> list[str]:
-        return read_documents(
-            resolve(path), documents=self.documents, column=self.column, errors=self.errors, say=say
-        )
+        return read_documents(resolve(path), documents=self.documents, column=self.column, errors=self.errors, say=say)
 
     def build(self, tokenizer: Tokenizer, block: int) -> LanguageModelling:
         return LanguageModelling(self, tokenizer, block)
@@ -72,15 +69,15 @@ class LanguageModelling(Task):
                 f"{self.settings.corpus}: {len(self.train):,} tokens to train on are fewer than a row of "
                 f"model.block = {self.block}; give a longer text, or set model.block below {len(self.train)}"
             )
-        self.examples = (len(self.train) - 1) // self.block
+        self.examples = -(-(len(self.train) - 1) // self.block)
 
     def encode(self, path: str) -> Tensor:
         documents = self.settings.read(path)
         return Corpus.encode(documents, self.tokenizer, path, closing=len(documents) > 1).tokens
 
     def batch(self, rows: Tensor, generator: torch.Generator) -> Batch:
-        phase = torch.randint(self.block, (len(rows),), generator=generator)
-        starts = (rows * self.block + phase).clamp(max=len(self.train) - self.block - 1)
+        phase = torch.randint(self.block, (len(rows),), generator=generator) - self.block // 2
+        starts = (rows * self.block + phase).clamp(0, len(self.train) - self.block - 1)
         return self.windows(self.train, starts)
 
     def windows(self, tokens: Tensor, starts: Tensor) -> Batch:
@@ -88,7 +85,7 @@ class LanguageModelling(Task):
         rows = tokens[starts[:, None] + torch.arange(width + 1)].long()  # (B, T + 1)
         return Batch.next_token(rows, torch.full((len(rows),), width + 1))
 
-    def evaluate(self, model: nn.Module, split: str = "dev", batch_size: int = 64) -> dict[str, Any]:
+    def evaluate(self, model: CausalModel, split: str = "dev", batch_size: int = 64) -> dict[str, Any]:
         """Loss a token, perplexity, and bits a byte, over every whole window of the split, none overlapping."""
         if split in ("train", "dev"):
             if not hasattr(self, "train"):
@@ -97,9 +94,7 @@ class LanguageModelling(Task):
         else:
             tokens = self.encode(split)
         if len(tokens) < 2:
-            raise UserError(
-                f"'{split}': nothing to validate on; set task.holdout or task.validation, or name a file"
-            )
+            raise UserError(f"'{split}': nothing to validate on; set task.holdout or task.validation, or name a file")
         starts = torch.arange(0, max(1, len(tokens) - self.block), self.block)
         batches = [self.windows(tokens, part) for part in starts.split(batch_size)]
         loss, count = mean_loss(model, batches)
@@ -112,7 +107,7 @@ class LanguageModelling(Task):
             "tokens": count,
         }
 
-    def stream(self, model: nn.Module, prompt: str, limit: int, sampling: Sampling) -> Iterator[str]:
+    def stream(self, model: CausalModel, prompt: str, limit: int, sampling: Sampling) -> Iterator[str]:
         """The continuation of `prompt` as pieces of text, as they are made."""
         ids = self.tokenizer.encode(self.tokenizer.lead + prompt)
         pieces = self.tokenizer.stream()

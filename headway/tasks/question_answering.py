@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headway.data.catalog import resolve
 from headway.errors import DataError, TextError, UserError, nearest
 from headway.generation import best_alternatives, generate
+from headway.models import CausalModel
 from headway.settings import REQUIRED, setting
 from headway.tasks.base import Batch, Task
 from headway.text import Pair, Tokenizer, read_documents, read_pairs
@@ -33,15 +34,11 @@ class QuestionAnsweringSettings:
     """`[task]` with name = "question_answering"."""
 
     name: str = setting("question_answering", "which task")
-    questions: str = setting(
-        REQUIRED, "questions and answers to learn: question<TAB>answer a line", path=True
-    )
+    questions: str = setting(REQUIRED, "questions and answers to learn: question<TAB>answer a line", path=True)
     dev: str | None = setting(None, "questions and answers to measure on", path=True)
     test: str | None = setting(None, "further questions, with or without answers", path=True)
     corpus: str | None = setting(None, "text whose words the tokenizer should know too", path=True)
-    holdout: float = setting(
-        0.1, "share of the questions held out where there is no dev file", least=0.0, below=1.0
-    )
+    holdout: float = setting(0.1, "share of the questions held out where there is no dev file", least=0.0, below=1.0)
     longest_answer: int = setting(32, "most tokens an answer may have", least=1)
     errors: str = setting("strict", "what to do with bytes that are not UTF-8", choices=("strict", "replace"))
 
@@ -137,7 +134,7 @@ class QuestionAnswering(Task):
         else:
             yield split, settings.read(split)
 
-    def evaluate(self, model: nn.Module, split: str = "dev") -> dict[str, Any]:
+    def evaluate(self, model: CausalModel, split: str = "dev") -> dict[str, Any]:
         """Accuracy where the answers are known, and every prediction in the order of the questions."""
         pairs = self.pairs(split)
         answers = self.answer(model, [pair.source for pair in pairs])
@@ -154,7 +151,7 @@ class QuestionAnswering(Task):
         return answer, sum(pair.target == answer for pair in pairs) / max(1, len(pairs))
 
     def answer(
-        self, model: nn.Module, questions: Sequence[str], alternatives: int = 0, batch_size: int = 512
+        self, model: CausalModel, questions: Sequence[str], alternatives: int = 0, batch_size: int = 512
     ) -> list[Answer]:
         """The greedy answer to each question, with `alternatives` others where asked for."""
         prompts = []
@@ -168,9 +165,7 @@ class QuestionAnswering(Task):
             part = prompts[begin : begin + batch_size]
             greedy = generate(model, part, self.settings.longest_answer, [self.tokenizer.mask])
             others = (
-                best_alternatives(
-                    model, part, alternatives + 1, self.settings.longest_answer, [self.tokenizer.mask]
-                )
+                best_alternatives(model, part, alternatives + 1, self.settings.longest_answer, [self.tokenizer.mask])
                 if alternatives
                 else [[] for _ in part]
             )

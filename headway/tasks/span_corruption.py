@@ -26,10 +26,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headway.data.catalog import resolve
 from headway.errors import DataError
+from headway.models import CausalModel
 from headway.settings import REQUIRED, setting
 from headway.tasks.base import Batch, Task, mean_loss
 from headway.tasks.corpus import Corpus
@@ -50,16 +51,10 @@ class SpanCorruptionSettings:
     longest: float = setting(
         0.875, "most tokens of a line that are kept, as a share of model.block", above=0.0, most=1.0
     )
-    span: float = setting(
-        0.25, "mean length of the hidden span, as a share of what is kept", above=0.0, most=0.5
-    )
+    span: float = setting(0.25, "mean length of the hidden span, as a share of what is kept", above=0.0, most=0.5)
     windows: str = setting("start", "where the kept part begins", choices=("start", "anywhere"))
-    heading: str = setting(
-        "", 'text that ends a line\'s heading, as ". " ends "Name. "; the heading is never hidden'
-    )
-    salient: float = setting(
-        0.0, "share of the rows that hide capitalised words or a number", least=0.0, most=1.0
-    )
+    heading: str = setting("", 'text that ends a line\'s heading, as ". " ends "Name. "; the heading is never hidden')
+    salient: float = setting(0.0, "share of the rows that hide capitalised words or a number", least=0.0, most=1.0)
     no_suffix: float = setting(0.0, "share of the rows that end with the hidden span", least=0.0, most=1.0)
     closing: bool = setting(False, "put a mask mark after the span")
     learn: str = setting("everything", "which tokens count in the loss", choices=("everything", "span"))
@@ -82,9 +77,7 @@ class SpanCorruption(Task):
         super().__init__(tokenizer, block)
         self.settings = settings
         marks = 2 + settings.closing
-        self.longest = min(
-            int(block * settings.longest), block + 1 - marks
-        )  # a row has one token more than its inputs
+        self.longest = min(int(block * settings.longest), block + 1 - marks)  # a row has one token more than its inputs
 
     def load(self) -> None:
         documents = self.settings.read()
@@ -95,15 +88,9 @@ class SpanCorruption(Task):
             )
         self.corpus = Corpus.encode(documents, self.tokenizer, self.settings.corpus)
         self.examples = len(self.corpus)
-        spans = [
-            token_spans(text, self.corpus, number, self.tokenizer) for number, text in enumerate(documents)
-        ]
-        self.headings = torch.tensor(
-            [count_heading(text, ends, self.settings.heading) for text, ends, _ in spans]
-        )
-        salient = torch.tensor([span for _, _, found in spans for span in found], dtype=torch.long).reshape(
-            -1, 2
-        )
+        spans = [token_spans(text, self.corpus, number, self.tokenizer) for number, text in enumerate(documents)]
+        self.headings = torch.tensor([count_heading(text, ends, self.settings.heading) for text, ends, _ in spans])
+        salient = torch.tensor([span for _, _, found in spans for span in found], dtype=torch.long).reshape(-1, 2)
         self.salient_starts, self.salient_ends = salient.T.contiguous()  # over the flat corpus, sorted
 
     def batch(self, rows: Tensor, generator: torch.Generator) -> Batch:
@@ -158,15 +145,9 @@ class SpanCorruption(Task):
         prefix, suffix, hidden, second, answer, ends = (
             each[:, None] for each in (prefix, suffix, hidden, second, answer, ends)
         )
-        kept = torch.where(
-            place < prefix, place, place - 1 + hidden
-        )  # position in what is kept: prefix, then suffix
+        kept = torch.where(place < prefix, place, place - 1 + hidden)  # position in what is kept: prefix, then suffix
         kept = torch.where(place >= answer, place - answer + prefix, kept)  # … then the hidden span
-        source = (
-            self.corpus.starts[rows][:, None]
-            + kept
-            + torch.where(kept >= heading[:, None], shift[:, None], 0)
-        )
+        source = self.corpus.starts[rows][:, None] + kept + torch.where(kept >= heading[:, None], shift[:, None], 0)
         tokens = self.corpus.tokens[source.clamp(max=len(self.corpus.tokens) - 1)].long()
         marks = (place == prefix) | ((place == second) & (place < answer)) | (place == ends)
         tokens = tokens.masked_fill(marks, self.tokenizer.mask)
@@ -174,7 +155,7 @@ class SpanCorruption(Task):
         learned = place >= answer if self.settings.learn == "span" else None
         return Batch.next_token(tokens, lengths, learned)
 
-    def evaluate(self, model: nn.Module, split: str = "dev", rows: int = 512) -> dict[str, Any]:
+    def evaluate(self, model: CausalModel, split: str = "dev", rows: int = 512) -> dict[str, Any]:
         """Loss a learned token on a fixed corruption of a sample of the corpus (none of it is held out)."""
         if not hasattr(self, "corpus"):
             self.load()
@@ -195,7 +176,7 @@ def token_spans(
     """(text, last byte + 1 of each of its tokens, salient spans as token ranges of the flat corpus)."""
     begin, end = int(corpus.starts[number]), int(corpus.starts[number + 1])
     ends = tokenizer.byte_lengths()[corpus.tokens[begin:end].numpy()].cumsum() - len(tokenizer.lead)
-    spans = []
+    spans: list[tuple[int, int]] = []
     for first, last in salient_spans(text):
         low, high = len(text[:first].encode()), len(text[:last].encode())
         span = (
@@ -210,9 +191,7 @@ def token_spans(
 def count_heading(text: str, ends: np.ndarray, mark: str) -> int:
     """How many tokens hold the text up to and with the first `mark`; none where it does not occur."""
     found = text.find(mark) if mark else -1
-    return (
-        int(np.searchsorted(ends, len(text[: found + len(mark)].encode()), side="right")) if found >= 0 else 0
-    )
+    return int(np.searchsorted(ends, len(text[: found + len(mark)].encode()), side="right")) if found >= 0 else 0
 
 
 def salient_spans(text: str) -> list[tuple[int, int]]:
@@ -222,12 +201,7 @@ def salient_spans(text: str) -> list[tuple[int, int]]:
         capital, digit = word[0][0].isupper(), word[0][0].isdigit()
         if not (capital or digit):
             continue
-        joins = (
-            bool(spans)
-            and capital
-            and text[spans[-1][1] : word.start()] == " "
-            and text[spans[-1][0]].isupper()
-        )
+        joins = bool(spans) and capital and text[spans[-1][1] : word.start()] == " " and text[spans[-1][0]].isupper()
         if joins:
             spans[-1] = (spans[-1][0], word.end())
         else:

@@ -36,9 +36,7 @@ def some_text(texts: Iterable[str]) -> Iterator[str]:
 def refuse_size(kind: str, size: int | None) -> None:
     """For kinds whose vocabulary is what it is: a size that would be ignored is an error."""
     if size is not None:
-        raise SettingsError(
-            [f'tokenizer.size ({size}) has no meaning for tokenizer.kind = "{kind}"; leave it out']
-        )
+        raise SettingsError([f'tokenizer.size ({size}) has no meaning for tokenizer.kind = "{kind}"; leave it out'])
 
 
 def refuse_small(size: int, least: int, what: str) -> None:

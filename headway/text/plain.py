@@ -101,9 +101,7 @@ def _normalised(path: str | Path, raw: bytes, say: Notes) -> bytes:
     """`raw` without a byte-order mark and with `\\n` as its only line end, done before decoding."""
     for mark, name in FOREIGN_MARKS.items():
         if raw.startswith(mark):
-            raise DataError(
-                f"{path}: this is {name} (it begins with a {name} byte-order mark); re-save it as UTF-8"
-            )
+            raise DataError(f"{path}: this is {name} (it begins with a {name} byte-order mark); re-save it as UTF-8")
     if raw.startswith(codecs.BOM_UTF8):
         raw = raw.removeprefix(codecs.BOM_UTF8)
         say(f"{path}: byte-order mark removed")

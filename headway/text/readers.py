@@ -315,10 +315,7 @@ def _json_objects(path: str | Path, errors: str, say: Notes) -> list[tuple[int, 
 def _json_strings(path: str | Path, objects: list[tuple[int, dict[str, Any]]], keys: list[str]) -> list[Row]:
     """The strings under `keys` of every object, as rows of a table."""
     _raise_listed(
-        f"{path}:{line}: {problem}"
-        for line, item in objects
-        for key in keys
-        if (problem := _json_problem(item, key))
+        f"{path}:{line}: {problem}" for line, item in objects for key in keys if (problem := _json_problem(item, key))
     )
     return [(line, [item[key] for key in keys]) for line, item in objects]
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from headway.console import Reporter
 from headway.errors import RunError, UserError
 from headway.files import read_json_lines, write_json_lines
+from headway.models import CausalModel
 from headway.settings import setting
 from headway.tasks import Batch, Task
 from headway.training import device as devices
@@ -41,13 +42,9 @@ class TrainingSettings:
     learning_rate: float = setting(1e-3, "peak learning rate of AdamW", above=0.0)
     schedule: str = setting("cosine", "how the rate changes", choices=schedules.NAMES)
     warmup: float = setting(0.02, "steps of rising rate; below 1, a share of all steps", least=0.0)
-    final_rate: float = setting(
-        0.1, "where cosine and linear end, as a share of the peak", least=0.0, most=1.0
-    )
+    final_rate: float = setting(0.1, "where cosine and linear end, as a share of the peak", least=0.0, most=1.0)
     final_tokens: int = setting(0, "where the course's schedule reaches its lowest rate, in tokens", least=0)
-    optimizer: str = setting(
-        "adamw", "adamw, or muon for the matrices inside the blocks", choices=optimizers.NAMES
-    )
+    optimizer: str = setting("adamw", "adamw, or muon for the matrices inside the blocks", choices=optimizers.NAMES)
     muon_learning_rate: float = setting(0.015, "peak learning rate of Muon", above=0.0)
     muon_weight_decay: float = setting(0.02, "weight decay of Muon", least=0.0)
     weight_decay: float = setting(0.1, "weight decay of AdamW on the matrices", least=0.0)
@@ -55,9 +52,7 @@ class TrainingSettings:
     beta1: float = setting(0.9, "AdamW's memory of the gradient", least=0.0, below=1.0)
     beta2: float = setting(0.95, "AdamW's memory of its square", least=0.0, below=1.0)
     clip: float = setting(1.0, "largest norm of the gradient; 0: no clipping", least=0.0)
-    accumulate: int = setting(
-        0, "pieces a step's rows are cut into, by length; 0: chosen by the device", least=0
-    )
+    accumulate: int = setting(0, "pieces a step's rows are cut into, by length; 0: chosen by the device", least=0)
     shuffle: bool = setting(True, "a new random order every epoch; false: the order of the file")
     log_every: int = setting(10, "steps between two lines of metrics.jsonl", least=1)
     evaluate_every: int = setting(0, "steps between two evaluations; 0: at the end only", least=0)
@@ -91,6 +86,18 @@ class Stage:
         return self.begin + self.settings.steps
 
 
+@dataclass
+class Plan:
+    """What a stage needs at every step: which rows, how fast, by which optimizer, at which precision."""
+
+    seed: int
+    order: Shuffled | Sequential
+    rate: Callable[[int], float]  # of a step, as a share of the peak
+    optimizer: optimizers.Optimizer
+    device: torch.device
+    precision: torch.dtype
+
+
 class Interrupted(Exception):
     """Ctrl-C or SIGTERM came; the state is saved."""
 
@@ -99,7 +106,7 @@ class Interrupted(Exception):
 class Trainer:
     """Trains `model` through `stages` and keeps the record in `directory`."""
 
-    model: nn.Module
+    model: CausalModel
     stages: list[Stage]
     directory: Path
     fingerprint: str
@@ -144,77 +151,83 @@ class Trainer:
 
     def fit(self, stage: Stage, interrupted: Callable[[], bool]) -> None:
         """Train one stage to its end."""
-        settings, task, model, state = stage.settings, stage.task, self.model, self.state
-        device = next(model.parameters()).device
-        precision, why = devices.choose_precision(device, settings.precision)
-        self.report.say(
-            f"{stage.name}: {settings.steps:,} steps of {settings.batch_size} rows, {dtype(precision)} ({why})"
-        )
-        task.load()
-        seed = mix(settings.seed, stage.name)
-        order = (
-            Shuffled(task.examples, settings.batch_size, seed)
-            if settings.shuffle
-            else Sequential(task.examples, settings.batch_size)
-        )
-        rate = rate_of(settings, order, task.block)
-        optimizer = optimizers.build_optimizer(model, settings)
-        if self.resumed_at is not None and stage.begin < state.step:
-            self.checkpoints.load_optimizer(state.step, optimizer)
+        settings, state = stage.settings, self.state
+        plan = self.plan(stage)
         meter = Meter(state)
-        model.train()
+        self.model.train()
         with self.report.progress(stage.name, settings.steps, state.step - stage.begin) as progress:
             while state.step < stage.end:
                 step = state.step - stage.begin
-                batch = task.batch(order.rows(step), generator(seed, "batch", step))
-                torch.manual_seed(mix(seed, "dropout", step))
-                share = rate(step)
-                optimizer.set_rate(share)
-                with devices.autocast(device, precision):
-                    loss = accumulate(model, task, batch, pieces_of(settings, batch, device), device)
-                norm = clip(model, settings.clip)
-                optimizer.step()
-                optimizer.zero_grad()
+                batch, loss, norm = self.update(stage, plan, step)
                 state.step += 1
                 state.tokens += batch.tokens
                 meter.add(batch.tokens)
 
                 last = state.step == stage.end
-                if state.step % settings.log_every == 0 or last:
+                if due(settings.log_every, step + 1) or last:
+                    rate = plan.rate(step) * settings.learning_rate
                     record = {
                         "stage": stage.name,
                         "step": state.step,
-                        "loss": finite(loss, state.step, share * settings.learning_rate),
-                        "learning_rate": share * settings.learning_rate,
+                        "loss": finite(loss, state.step, rate),
+                        "learning_rate": rate,
                         "gradient_norm": float(norm),
                         "tokens": state.tokens,
                         **meter.read(),
                     }
                     self.record(record)
                     progress.update(step + 1, record)
-                if due(settings.evaluate_every, state.step - stage.begin) or (last and stage.final):
-                    meter.lap()
-                    with devices.autocast(device, precision):
-                        stop_early = self.evaluate(stage, optimizer)
-                    meter.skip()
-                    if stop_early:
-                        break
+                meter.lap()
+                scored = due(settings.evaluate_every, step + 1) or (last and stage.final)
+                if scored and self.evaluate(stage, plan):
+                    break
                 if interrupted():
-                    meter.lap()
-                    self.checkpoints.save(model, optimizer, state)
+                    self.checkpoints.save(self.model, plan.optimizer, state)
                     raise Interrupted(f"stopped after step {state.step:,}, state saved")
-                if due(settings.checkpoint_every, state.step - stage.begin) and not last:
-                    meter.lap()
-                    self.checkpoints.save(model, optimizer, state)
-                    meter.skip()
-        if stage.final:
-            state.done = True
-        self.checkpoints.save(model, optimizer, state)
+                if due(settings.checkpoint_every, step + 1) and not last:
+                    self.checkpoints.save(self.model, plan.optimizer, state)
+                meter.skip()
+        state.done = stage.final
+        self.checkpoints.save(self.model, plan.optimizer, state)
 
-    def evaluate(self, stage: Stage, optimizer: optimizers.Optimizer) -> bool:
+    def plan(self, stage: Stage) -> Plan:
+        """Get a stage's data, optimizer and schedule ready, at the step where the run stands."""
+        settings, task = stage.settings, stage.task
+        device = next(self.model.parameters()).device
+        precision, why = devices.choose_precision(device, settings.precision)
+        self.report.say(
+            f"{stage.name}: {settings.steps:,} steps of {settings.batch_size} rows, {dtype(precision)} ({why})"
+        )
+        task.load()
+        seed = mix(settings.seed, stage.name)
+        order: Shuffled | Sequential
+        if settings.shuffle:
+            order = Shuffled(task.examples, settings.batch_size, seed)
+        else:
+            order = Sequential(task.examples, settings.batch_size)
+        optimizer = optimizers.build_optimizer(self.model, settings)
+        if self.resumed_at is not None and stage.begin < self.state.step:
+            self.checkpoints.load_optimizer(self.state.step, optimizer)
+        return Plan(seed, order, rate_of(settings, order, task.block), optimizer, device, precision)
+
+    def update(self, stage: Stage, plan: Plan, step: int) -> tuple[Batch, Tensor, Tensor]:
+        """One step: the batch it saw, its loss a token, and the norm of its gradient."""
+        batch = stage.task.batch(plan.order.rows(step), generator(plan.seed, "batch", step))
+        torch.manual_seed(mix(plan.seed, "dropout", step))
+        plan.optimizer.set_rate(plan.rate(step))
+        pieces = pieces_of(stage.settings, batch, plan.device)
+        with devices.autocast(plan.device, plan.precision):
+            loss = accumulate(self.model, stage.task, batch, pieces, plan.device)
+        norm = clip(self.model, stage.settings.clip)
+        plan.optimizer.step()
+        plan.optimizer.zero_grad()
+        return batch, loss, norm
+
+    def evaluate(self, stage: Stage, plan: Plan) -> bool:
         """Score the model, remember the best; True when it is time to stop early."""
         task, state = stage.task, self.state
-        result = stage.task.evaluate(self.model)
+        with devices.autocast(plan.device, plan.precision):
+            result = task.evaluate(self.model)
         numbers = {key: value for key, value in result.items() if isinstance(value, int | float)}
         self.record({"stage": stage.name, "step": state.step, "evaluation": numbers})
         value = numbers.get(task.metric)
@@ -227,11 +240,9 @@ class Trainer:
         state.since_best = 0 if better else state.since_best + 1
         if better:
             state.best_value, state.best_step = value, state.step
-            self.checkpoints.save(self.model, optimizer, state)
+            self.checkpoints.save(self.model, plan.optimizer, state)
         if stage.settings.patience and state.since_best >= stage.settings.patience:
-            self.report.say(
-                f"{stage.name}: no better score in {state.since_best} evaluations, stopping early"
-            )
+            self.report.say(f"{stage.name}: no better score in {state.since_best} evaluations, stopping early")
             return True
         return False
 
@@ -241,7 +252,7 @@ class Trainer:
         self.watch(record)
 
 
-def accumulate(model: nn.Module, task: Task, batch: Batch, pieces: int, device: torch.device) -> Tensor:
+def accumulate(model: CausalModel, task: Task, batch: Batch, pieces: int, device: torch.device) -> Tensor:
     """Gradients of the batch's mean loss a token, gathered piece by piece; returns that loss.
 
     Each piece's loss is a sum, divided by the token count of the whole batch: never a mean of means.
@@ -262,16 +273,14 @@ def pieces_of(settings: TrainingSettings, batch: Batch, device: torch.device) ->
     return max(1, min(8, batch.tokens // 512))
 
 
-def clip(model: nn.Module, most: float) -> Tensor:
+def clip(model: CausalModel, most: float) -> Tensor:
     """Scale the gradient down to norm `most`; returns the norm it had."""
     return nn.utils.clip_grad_norm_(model.parameters(), most or math.inf)
 
 
 def rate_of(settings: TrainingSettings, order: Shuffled | Sequential, block: int) -> Callable[[int], float]:
     if settings.schedule == "course":
-        return schedules.course_schedule(
-            lambda step: order.rows_through(step) * (block - 1), settings.final_tokens
-        )
+        return schedules.course_schedule(lambda step: order.rows_through(step) * (block - 1), settings.final_tokens)
     return schedules.schedule(settings.schedule, settings.steps, settings.warmup, settings.final_rate)
 
 

@@ -2,8 +2,8 @@
 
 Weight decay pulls on the matrices of linear layers only; embeddings, norms, biases and position tables are left alone
 (decay = "all-but-biases" spares only the biases, as the course's code does).
-With Muon, the matrices inside the blocks are stepped by their orthogonalised momentum (Jordan et al. 2024; `torch.optim.Muon`)
-and AdamW takes the rest.
+With Muon, the matrices inside the blocks are stepped by their orthogonalised momentum (Jordan et al. 2024;
+`torch.optim.Muon`) and AdamW takes the rest.
 """
 
 from __future__ import annotations
@@ -50,10 +50,7 @@ class Optimizer:
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         owners = {
-            parameter: part
-            for part in self.parts
-            for group in part.param_groups
-            for parameter in group["params"]
+            parameter: part for part in self.parts for group in part.param_groups for parameter in group["params"]
         }
         parameters = {name: parameter for parameter, name in self.names.items()}
         for part in self.parts:
@@ -61,9 +58,7 @@ class Optimizer:
         for label, tensor in tensors.items():
             name, key = label.rsplit("/", 1)
             parameter = parameters[name]
-            place = (
-                tensor.device if key == "step" else parameter.device
-            )  # AdamW keeps its step count on the CPU
+            place = tensor.device if key == "step" else parameter.device  # AdamW keeps its step count on the CPU
             owners[parameter].state[parameter][key] = tensor.to(place)
 
 
@@ -79,9 +74,7 @@ def build_optimizer(model: nn.Module, settings: Any) -> Optimizer:
     plain = [parameter for parameter in names if parameter not in pulled]
     parts: list[torch.optim.Optimizer] = []
     if settings.optimizer == "muon":
-        hidden = [
-            parameter for parameter in decayed if "blocks." in names[parameter] and parameter.dim() == 2
-        ]
+        hidden = [parameter for parameter in decayed if "blocks." in names[parameter] and parameter.dim() == 2]
         decayed = [parameter for parameter in decayed if not any(parameter is each for each in hidden)]
         parts.append(
             torch.optim.Muon(

@@ -56,8 +56,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 def tiny(monkeypatch: pytest.MonkeyPatch, *sources: str) -> None:
     """Puts a data set `tiny` with the files of CONTENTS into the catalogue."""
     files = tuple(
-        DataFile(name, len(content), hashlib.sha256(content).hexdigest())
-        for name, content in CONTENTS.items()
+        DataFile(name, len(content), hashlib.sha256(content).hexdigest()) for name, content in CONTENTS.items()
     )
     data_set = DataSet(name="tiny", description="for the tests", licence="none", files=files, sources=sources)
     monkeypatch.setitem(DATA_SETS, "tiny", data_set)
@@ -91,9 +90,7 @@ def test_the_catalogue_is_well_formed() -> None:
 # download
 
 
-def test_download_brings_every_file(
-    server: str, served: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_download_brings_every_file(server: str, served: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny(monkeypatch, server + "served/")
     lines: list[str] = []
     steps: list[tuple[int, int]] = []
@@ -108,9 +105,7 @@ def test_download_brings_every_file(
     assert len(steps) > 2
 
 
-def test_files_that_are_there_are_kept(
-    server: str, served: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_are_there_are_kept(server: str, served: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny(monkeypatch, server + "served/")
     get("tiny")
     (home / "tiny" / "b.tsv").unlink()
@@ -173,9 +168,7 @@ def test_without_a_network_the_way_out_is_a_local_copy(home: Path, monkeypatch: 
     assert list((home / "tiny").iterdir()) == []
 
 
-def test_a_missing_page_is_named(
-    server: str, served: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_page_is_named(server: str, served: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny(monkeypatch, server + "served/")
     (served / "b.tsv").unlink()
     with pytest.raises(DataError, match=r"served/b\.tsv \(HTTP 404"):
@@ -187,9 +180,7 @@ def test_a_missing_page_is_named(
 
 
 @pytest.mark.parametrize("inside", ["", "tiny"])
-def test_a_local_copy_is_taken(
-    inside: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_copy_is_taken(inside: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny(monkeypatch, "http://127.0.0.1:9/")
     source = tmp_path / "copy"
     (source / inside).mkdir(parents=True)
@@ -214,9 +205,7 @@ def test_a_local_copy_is_verified(served: Path, tmp_path: Path, monkeypatch: pyt
     assert list(contents(tmp_path / "out")) == ["a.txt"]
 
 
-def test_a_local_copy_that_is_not_there(
-    served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_copy_that_is_not_there(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny(monkeypatch, "http://127.0.0.1:9/")
     with pytest.raises(DataError, match="nowhere: no such folder"):
         get("tiny", source=tmp_path / "nowhere")
@@ -225,9 +214,7 @@ def test_a_local_copy_that_is_not_there(
         get("tiny", source=served)
 
 
-def test_a_different_file_is_never_overwritten(
-    served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_different_file_is_never_overwritten(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny(monkeypatch, served.as_uri() + "/")
     out = tmp_path / "out"
     out.mkdir()
@@ -346,9 +333,7 @@ def test_a_world_with_other_settings_is_used_as_it_is(home: Path, tmp_path: Path
     assert path.read_text("utf-8") == world_files(make_world(SMALL))["wiki.txt"]
 
 
-def test_the_world_needs_no_folder_that_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_world_needs_no_folder_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("HEADWAY_DATA", str(tmp_path / "file"))
     wiki, dev = (resolve(f"data:world/{name}", tmp_path) for name in ("wiki.txt", "birth_dev.tsv"))

@@ -142,9 +142,7 @@ def test_birthplaces_do_not_follow_from_names() -> None:
         for person in people[:3000]:
             by_word.setdefault(person.name.split()[part], Counter())[person.birthplace] += 1
         asked = [person for person in people[3000:] if person.name.split()[part] in by_word]
-        right = sum(
-            by_word[person.name.split()[part]].most_common(1)[0][0] == person.birthplace for person in asked
-        )
+        right = sum(by_word[person.name.split()[part]].most_common(1)[0][0] == person.birthplace for person in asked)
         assert right / len(asked) < overall + 0.03
 
 
@@ -164,8 +162,7 @@ def test_shares_move_people_between_splits_only() -> None:
 
 def test_another_seed_is_another_world() -> None:
     one, other = (
-        {person.name: person.birthplace for person in make_world(WorldSettings(seed=seed)).seen}
-        for seed in (0, 1)
+        {person.name: person.birthplace for person in make_world(WorldSettings(seed=seed)).seen} for seed in (0, 1)
     )
     assert len(one.items() & other.items()) < 5
 
@@ -235,9 +232,7 @@ def test_the_files_say_what_the_world_says(tmp_path: Path, world: World) -> None
     assert Counter(record["split"] for record in records) == Counter(
         train=len(world.train), dev=len(world.dev), test=len(world.test), unseen=len(world.unseen)
     )
-    assert [record["birthplace"] for record in records] == [
-        person.birthplace for person in world.seen + world.unseen
-    ]
+    assert [record["birthplace"] for record in records] == [person.birthplace for person in world.seen + world.unseen]
     assert WorldSettings(**json.loads((folder / "world.json").read_text("utf-8"))) == world.settings
 
 
@@ -259,9 +254,7 @@ def test_same_bytes_in_another_process_with_another_hash_seed(tmp_path: Path) ->
     )
     root = Path(world_module.__file__).parents[2]
     environment = {**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": str(root)}
-    subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "there")], env=environment, check=True, timeout=60
-    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "there")], env=environment, check=True, timeout=60)
     assert fingerprint(tmp_path / "here") == fingerprint(tmp_path / "there")
 
 

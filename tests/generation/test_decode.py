@@ -55,9 +55,7 @@ def test_sampling_in_a_batch_equals_one_at_a_time(prompts, seed) -> None:
     model = tiny_gpt("rotary")
     batch = generate(model, prompts, 10, [2], Sampling(temperature=1.3, top_k=9, top_p=0.9, seed=seed))
     for row, prompt in enumerate(prompts):
-        alone = generate(
-            model, [prompt], 10, [2], Sampling(temperature=1.3, top_k=9, top_p=0.9, seed=seed + row)
-        )[0]
+        alone = generate(model, [prompt], 10, [2], Sampling(temperature=1.3, top_k=9, top_p=0.9, seed=seed + row))[0]
         assert alone.tokens == batch[row].tokens
 
 
@@ -71,9 +69,7 @@ def test_the_context_is_never_longer_than_the_block_nor_shorter_than_half() -> N
 
 def test_same_seed_same_text_other_seed_other_text() -> None:
     model = tiny_gpt()
-    first, again, other = (
-        generate(model, [[3, 4]], 20, (), Sampling(1.5, seed=seed))[0].tokens for seed in (1, 1, 2)
-    )
+    first, again, other = (generate(model, [[3, 4]], 20, (), Sampling(1.5, seed=seed))[0].tokens for seed in (1, 1, 2))
     assert first == again != other
 
 

@@ -110,13 +110,9 @@ def test_other_unicode_encodings_are_named(encoding: str, name: str):
 
 def test_missing_file_offers_the_nearest_name():
     write("notes/wiki.txt", "x")
-    assert refusal(read_text, "notes/wik.txt") == (
-        "notes/wik.txt: no such file; did you mean 'notes/wiki.txt'?"
-    )
+    assert refusal(read_text, "notes/wik.txt") == ("notes/wik.txt: no such file; did you mean 'notes/wiki.txt'?")
     assert refusal(read_text, "notes/zzz.csv") == "notes/zzz.csv: no such file"
-    assert refusal(read_text, "nowhere/a.txt") == (
-        "nowhere/a.txt: no such file; there is no folder nowhere either"
-    )
+    assert refusal(read_text, "nowhere/a.txt") == ("nowhere/a.txt: no such file; there is no folder nowhere either")
     assert refusal(read_text, "notes/wiki.txt/a.txt").startswith("notes/wiki.txt/a.txt: no such file")
 
 
@@ -319,9 +315,7 @@ def test_blank_cells_are_skipped_and_said():
     write("a.csv", "id,text\n1,one\n2, \n\n3,\n")
     assert read_documents("a.csv", say=notes.append) == ["one"]
     assert notes == ["a.csv: 1 empty line skipped", "a.csv: 2 empty texts skipped"]
-    assert refusal(read_documents, write("b.csv", "id,text\n1,\n")).startswith(
-        "b.csv: empty; no row has text"
-    )
+    assert refusal(read_documents, write("b.csv", "id,text\n1,\n")).startswith("b.csv: empty; no row has text")
     assert refusal(read_documents, write("c.csv", '""\n')).startswith("c.csv: empty; there is no row")
 
 
@@ -335,9 +329,7 @@ def test_csv_cells_may_span_lines_and_be_long():
 
 def test_csv_quotes_must_close():
     write("a.csv", 'id,text\n1,"two\nlines"\n2,"open\n3,three\n')
-    assert refusal(read_documents, "a.csv") == (
-        "a.csv:4: a quote opened in this row is never closed: '2,\"open'"
-    )
+    assert refusal(read_documents, "a.csv") == ("a.csv:4: a quote opened in this row is never closed: '2,\"open'")
     write("a.csv", 'id,text\n1,one\n2,"a"b\n')
     message = refusal(read_documents, "a.csv")
     assert message.startswith("a.csv:3: not CSV (") and message.endswith("begins '2,\"a\"b'")
@@ -440,9 +432,7 @@ def test_long_values_are_shortened():
 
 @pytest.mark.parametrize("packed", ["", ".gz"])
 def test_csv_pairs(packed: str):
-    name = write(
-        f"a.csv{packed}", 'id,answer, question\n1,Rome,"Where, then?"\n2,"Os\nlo",Who?\n3,Bonn,How?\n'
-    )
+    name = write(f"a.csv{packed}", 'id,answer, question\n1,Rome,"Where, then?"\n2,"Os\nlo",Who?\n3,Bonn,How?\n')
     pairs = [Pair("Where, then?", "Rome", 2), Pair("Who?", "Os\nlo", 3), Pair("How?", "Bonn", 5)]
     assert read_pairs(name) == pairs
     assert [pair.target for pair in read_pairs(name, answers=False)] == [None] * 3

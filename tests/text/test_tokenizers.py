@@ -94,9 +94,7 @@ def test_signs_of_special_tokens_are_ordinary_text_elsewhere(kind: str):
 def test_ids_out_of_range_are_named(tokenizer: Tokenizer):
     for token in (-1, len(tokenizer)):
         for decode in (lambda token: tokenizer.decode([token]), tokenizer.stream().feed):
-            with pytest.raises(
-                TextError, match=f"token id {token} is out of range.* 0 to {len(tokenizer) - 1}"
-            ):
+            with pytest.raises(TextError, match=f"token id {token} is out of range.* 0 to {len(tokenizer) - 1}"):
                 decode(token)
 
 
@@ -170,9 +168,7 @@ def test_characters_are_sorted_after_the_specials():
 
 @pytest.mark.parametrize(("sign", "use"), [("□", "padding"), ("⁇", "the mask")])
 def test_characters_reserve_the_signs_of_special_tokens(sign: str, use: str):
-    with pytest.raises(
-        TextError, match=rf"'{sign}' \(U\+{ord(sign):04X}\) at character 2 is reserved for {use}"
-    ):
+    with pytest.raises(TextError, match=rf"'{sign}' \(U\+{ord(sign):04X}\) at character 2 is reserved for {use}"):
         Characters.train(["fine", f"a{sign}"])
     with pytest.raises(TextError, match=f"never seen in training: '{sign}'"):
         TOKENIZERS["characters"].encode(sign)

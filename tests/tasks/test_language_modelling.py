@@ -1,0 +1,76 @@
+"""Language modelling: windows over the corpus, what is held out, continuing text."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.errors import DataError, TextError
+from headway.generation import Sampling
+from headway.models import GPTSettings
+from headway.tasks import LanguageModellingSettings
+from headway.text import BPE, Bytes, Characters
+from headway.training.order import generator
+
+TEXT = "The quick brown fox jumps over the lazy dog. " * 40
+
+
+def make(folder: Path, kind: type = Characters, block: int = 16, text: str = TEXT, **options: object):
+    path = folder / "text.txt"
+    path.write_text(text, encoding="utf-8")
+    settings = LanguageModellingSettings(corpus=str(path), documents="file", **options)
+    tokenizer = kind.train(settings.texts(lambda note: None))
+    task = settings.build(tokenizer, block)
+    task.load()
+    return task, tokenizer
+
+
+def test_rows_are_windows_of_the_text_and_never_of_what_is_held_out(tmp_path: Path) -> None:
+    text = "".join(chr(0x4E00 + number) for number in range(500))  # every character once: a window tells where it is
+    task, tokenizer = make(tmp_path, text=text, holdout=0.2)
+    seen = set()
+    for seed in range(30):
+        batch = task.batch(torch.arange(task.examples), generator(seed))
+        for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
+            row = tokenizer.decode([*inputs.tolist(), int(targets[-1])])
+            assert row in text
+            seen |= set(row)
+    assert seen == set(text[:400])  # all of the first four fifths, none of the last
+    assert len(task.validation) == 100
+
+
+def test_documents_are_separated_by_a_mark(tmp_path: Path) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_text("one two three\nfour five six\n" * 20)
+    settings = LanguageModellingSettings(corpus=str(path))
+    task = settings.build(Characters.train(settings.texts(lambda note: None)), 8)
+    task.load()
+    assert (task.train == 1).sum() + (task.validation == 1).sum() == 40
+
+
+def test_an_untrained_model_is_as_good_as_chance(tmp_path: Path) -> None:
+    task, tokenizer = make(tmp_path, Bytes)
+    model = GPTSettings(width=16, heads=2, layers=1, block=16).build(len(tokenizer))
+    result = task.evaluate(model)
+    assert result["loss"] == pytest.approx(math.log(len(tokenizer)), abs=0.05)
+    assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
+    assert result["bits_per_byte"] == pytest.approx(result["loss"] / math.log(2), rel=1e-6)  # a token is a byte
+
+
+def test_continuing_streams_text_in_pieces(tmp_path: Path) -> None:
+    task, tokenizer = make(tmp_path, BPE)
+    torch.manual_seed(0)
+    model = GPTSettings(width=16, heads=2, layers=1, block=16).build(len(tokenizer))
+    pieces = list(task.stream(model, "The quick", 60, Sampling(1.0, seed=1)))
+    assert len(pieces) > 10
+    assert "".join(pieces) == "".join(task.stream(model, "The quick", 60, Sampling(1.0, seed=1)))
+    with pytest.raises(TextError, match="the model's context is 16"):
+        list(task.stream(model, "x" * 200, 5, Sampling()))
+
+
+def test_a_corpus_shorter_than_the_block_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"text.txt: 18 tokens to train on are fewer than a row of model.block = 64"):
+        make(tmp_path, block=64, text="only twenty letters!")

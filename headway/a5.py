@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from headway.configuration import RunSettings, load_settings
 from headway.console import Lines

@@ -160,15 +160,16 @@ def best_alternatives(
     logits, _ = prefill(model, prompts, 0, block, next(model.parameters()).device)
     model.train(training)
     logits[:, PAD] = float("-inf")
-    first = logits.log_softmax(-1).topk(min(count, logits.shape[-1] - 1))
+    logprobs = logits.log_softmax(-1)
+    logprobs[:, [PAD, *stop]] = float("-inf")  # an empty continuation is no alternative
+    first = logprobs.topk(min(count, logits.shape[-1] - 1 - len(stop)))
     branches = [
         (row, token, logprob)
         for row in range(len(prompts))
         for token, logprob in zip(first.indices[row].tolist(), first.values[row].tolist(), strict=True)
     ]
-    going = [branch for branch in branches if branch[1] not in stop]
-    grown = generate(model, [[*prompts[row], token][-block:] for row, token, _ in going], max(1, limit - 1), stop)
+    grown = generate(model, [[*prompts[row], token][-block:] for row, token, _ in branches], max(1, limit - 1), stop)
     found: list[list[Continuation]] = [[] for _ in prompts]
-    for (row, token, logprob), rest in zip(going, grown, strict=True):
+    for (row, token, logprob), rest in zip(branches, grown, strict=True):
         found[row].append(Continuation([token, *rest.tokens], [logprob, *rest.logprobs], rest.stopped))
     return [sorted(candidates, key=lambda candidate: -candidate.logprob) for candidates in found]

@@ -82,6 +82,12 @@ class Checkpoints:
                 (self.path(step) / MANIFEST).unlink()  # from here on it does not exist
                 shutil.rmtree(self.path(step), ignore_errors=True)
 
+    def clear_remains(self) -> None:
+        """Remove what a killed process left half-written. Only the owner of the run may call this."""
+        for path in [*self.directory.glob(".step-*.tmp"), *self.directory.glob("step-*")]:
+            if not (path.name.startswith("step-") and (path / MANIFEST).exists()):
+                shutil.rmtree(path, ignore_errors=True)
+
     def latest(self, say: Callable[[str], None]) -> int | None:
         """The newest checkpoint whose files are what its manifest says; others are named and passed over."""
         for step in reversed(self.steps()):

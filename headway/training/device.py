@@ -10,6 +10,7 @@ import torch
 from headway.errors import SettingsError
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
+CPU_BFLOAT16_WIDTH = 256  # below it the casts cost more than the products save
 PRECISIONS = ("auto", "float32", "bfloat16")
 
 
@@ -25,9 +26,11 @@ def choose_device(wanted: str = "auto") -> tuple[torch.device, str]:
     return torch.device(wanted), "as asked"
 
 
-def choose_precision(device: torch.device, wanted: str = "auto") -> tuple[torch.dtype, str]:
+def choose_precision(device: torch.device, wanted: str = "auto", width: int = 256) -> tuple[torch.dtype, str]:
     """(type of the matrix products, why it was chosen). Weights and optimizer state are float32 in either case."""
     has, reason = has_bfloat16(device)
+    if device.type == "cpu" and has and wanted == "auto" and width < CPU_BFLOAT16_WIDTH:
+        return torch.float32, f"on a CPU bfloat16 pays from width {CPU_BFLOAT16_WIDTH} on, this model has {width}"
     if wanted == "bfloat16" and not has:
         raise SettingsError([f"training.precision = 'bfloat16': {reason}; use 'float32' or 'auto'"])
     if wanted == "auto":
@@ -40,8 +43,9 @@ def has_bfloat16(device: torch.device) -> tuple[bool, str]:
         has = torch.cuda.get_device_capability(device) >= (8, 0)
         return has, "this GPU multiplies bfloat16 natively" if has else "this GPU has no bfloat16 units"
     if device.type == "cpu":
-        amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
-        return amx, "this CPU has bfloat16 matrix units" if amx else "this CPU has no bfloat16 matrix units"
+        tests = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+        has = any(getattr(torch.cpu, test, lambda: False)() for test in tests)
+        return has, "this CPU has bfloat16 instructions" if has else "this CPU has no bfloat16 instructions"
     return False, "bfloat16 is not fast on this device"
 
 

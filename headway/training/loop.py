@@ -122,6 +122,7 @@ class Trainer:
 
     def resume(self) -> None:
         """Go back to the newest whole checkpoint."""
+        self.checkpoints.clear_remains()
         step = self.checkpoints.latest(self.report.say)
         if step is None:
             self.report.say("no checkpoint yet: beginning at step 0")
@@ -194,7 +195,7 @@ class Trainer:
         """Get a stage's data, optimizer and schedule ready, at the step where the run stands."""
         settings, task = stage.settings, stage.task
         device = next(self.model.parameters()).device
-        precision, why = devices.choose_precision(device, settings.precision)
+        precision, why = devices.choose_precision(device, settings.precision, self.model.settings.width)
         self.report.say(
             f"{stage.name}: {settings.steps:,} steps of {settings.batch_size} rows, {dtype(precision)} ({why})"
         )
@@ -226,8 +227,7 @@ class Trainer:
     def evaluate(self, stage: Stage, plan: Plan) -> bool:
         """Score the model, remember the best; True when it is time to stop early."""
         task, state = stage.task, self.state
-        with devices.autocast(plan.device, plan.precision):
-            result = task.evaluate(self.model)
+        result = task.evaluate(self.model)  # in float32, as whoever loads the run will see it
         numbers = {key: value for key, value in result.items() if isinstance(value, int | float)}
         self.record({"stage": stage.name, "step": state.step, "evaluation": numbers})
         value = numbers.get(task.metric)
@@ -270,7 +270,7 @@ def pieces_of(settings: TrainingSettings, batch: Batch, device: torch.device) ->
     """Into how many pieces to cut a batch. On a CPU narrow pieces save padding; a GPU wants one large one."""
     if settings.accumulate or device.type != "cpu":
         return max(1, settings.accumulate)
-    return max(1, min(8, batch.tokens // 512))
+    return max(1, min(8, batch.tokens // 400))
 
 
 def clip(model: CausalModel, most: float) -> Tensor:

@@ -59,7 +59,7 @@ class Optimizer:
             name, key = label.rsplit("/", 1)
             parameter = parameters[name]
             place = tensor.device if key == "step" else parameter.device  # AdamW keeps its step count on the CPU
-            owners[parameter].state[parameter][key] = tensor.to(place)
+            owners[parameter].state[parameter][key] = tensor.to(place, copy=True)
 
 
 def build_optimizer(model: nn.Module, settings: Any) -> Optimizer:

@@ -54,7 +54,7 @@ def test_a_model_that_has_learned_the_questions_answers_them(people: Path) -> No
         assert answer.probability > 0.9
         assert answer.text not in [text for text, _ in answer.alternatives]
         assert len(answer.alternatives) == 2
-        assert answer.probability + sum(share for _, share in answer.alternatives) <= 1.0 + 1e-6
+        assert answer.probability + sum(share for _, share in answer.alternatives) <= 1.0 + 1e-4
 
 
 def test_answers_do_not_depend_on_the_batch(people: Path) -> None:

@@ -1,0 +1,193 @@
+"""N steps = k steps + resume + (N − k) steps, bit for bit; a run directory has one owner and no half checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import headway
+from headway.configuration import load_settings
+from headway.console import Reporter
+from headway.errors import RunError
+from headway.training.loop import Interrupted
+
+
+def final_weights(directory: Path) -> dict[str, torch.Tensor]:
+    newest = max((directory / "checkpoints").glob("step-*/manifest.json")).parent
+    return load_file(newest / "model.safetensors")
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+class StopAt(Reporter):
+    """Raises a signal, as Ctrl-C does, when a certain step has been recorded."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def __call__(self, record: dict) -> None:
+        if record["step"] == self.step and "loss" in record:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_stopping_anywhere_and_resuming_gives_the_same_weights(run_file: Path, optimizer: str) -> None:
+    sets = [
+        f"{stage}.{key}"
+        for stage in ("pretraining.training", "training")
+        for key in (f"optimizer={optimizer}", "log_every=1", "accumulate=2", "evaluate_every=2")
+    ]
+    settings = load_settings(run_file, sets)
+    folder = run_file.parent
+    whole = headway.train(settings, folder / "whole")
+    expected = final_weights(whole.path)
+    for stop in range(1, 11):
+        out = folder / f"stopped-{stop}"
+        with pytest.raises(Interrupted, match=f"after step {stop}"):
+            headway.train(settings, out, watch=StopAt(stop))
+        headway.train(settings, out, resume=True)
+        assert same(final_weights(out), expected), f"stopped after step {stop}"
+        clean = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        kept = [(record["step"], record.get("loss"), record.get("evaluation")) for record in clean]
+        full = [(record["step"], record.get("loss"), record.get("evaluation")) for record in whole.metrics]
+        assert kept == full
+
+
+def test_a_killed_process_resumes_from_its_last_checkpoint(run_file: Path) -> None:
+    """SIGKILL in the middle: no goodbye, no half files that count."""
+    folder = run_file.parent
+    expected = final_weights(headway.train(run_file, folder / "whole").path)
+    script = (
+        "import os, signal, sys, headway\n"
+        "def watch(record):\n"
+        "    if record['step'] == 9: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "headway.train(sys.argv[1], sys.argv[2], watch=watch)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, run_file, folder / "killed"], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    headway.train(run_file, folder / "killed", resume=True)
+    assert same(final_weights(folder / "killed"), expected)
+
+
+def test_a_damaged_or_unfinished_checkpoint_is_passed_over(run_file: Path) -> None:
+    folder = run_file.parent
+    settings = load_settings(run_file, ["training.evaluate_every=2", "training.steps=5"])
+    expected = final_weights(headway.train(settings, folder / "whole").path)
+    with pytest.raises(Interrupted):
+        headway.train(settings, folder / "run", watch=StopAt(9))
+    checkpoints = folder / "run" / "checkpoints"
+    newest = max(checkpoints.glob("step-*"))
+    weights = newest / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8] + b"\0" * 8)
+    (checkpoints / "step-00000099").mkdir()  # without a manifest it does not exist
+    said: list[str] = []
+    report = Reporter()
+    report.say = said.append  # type: ignore[method-assign]
+    headway.train(settings, folder / "run", resume=True, report=report)
+    assert any(f"{newest.name}: model.safetensors is damaged; passed over" in line for line in said)
+    assert same(final_weights(folder / "run"), expected)
+    assert not (checkpoints / "step-00000099").exists()
+
+
+def test_nothing_in_a_run_is_a_pickle_and_every_checkpoint_has_its_manifest(run_file: Path) -> None:
+    run = headway.train(run_file, run_file.parent / "run")
+    names = {path.suffix for path in run.path.rglob("*") if path.is_file()}
+    assert names <= {".toml", ".json", ".jsonl", ".safetensors", ""}
+    for folder in (run.path / "checkpoints").iterdir():
+        manifest = json.loads((folder / "manifest.json").read_text())
+        assert manifest.keys() == {path.name for path in folder.iterdir()} - {"manifest.json"}
+        assert all((folder / name).stat().st_size == facts["bytes"] for name, facts in manifest.items())
+
+
+def test_the_run_file_of_a_run_repeats_it(run_file: Path, tmp_path: Path) -> None:
+    first = headway.train(run_file, tmp_path / "first")
+    again = headway.train(first.path / "run.toml", tmp_path / "again")
+    assert same(final_weights(first.path), final_weights(again.path))
+    assert first.settings == again.settings
+
+
+def test_accumulating_pieces_gives_the_same_run_but_for_rounding(run_file: Path, tmp_path: Path) -> None:
+    settings = ["model.dropout=0.0"]
+    runs = [
+        headway.train(
+            run_file,
+            tmp_path / f"pieces-{count}",
+            [*settings, f"training.accumulate={count}", f"pretraining.training.accumulate={count}"],
+        )
+        for count in (1, 4)
+    ]
+    first, second = (final_weights(run.path) for run in runs)
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], atol=2e-4, rtol=0)
+
+
+def test_another_owner_is_named(run_file: Path) -> None:
+    from headway.files import Ownership
+
+    run = headway.train(run_file, run_file.parent / "run")
+    with Ownership(run.path), pytest.raises(RunError, match=f"in use by process {os.getpid()}"):
+        headway.train(run_file, run.path, resume=True)
+
+
+def test_existing_directories_are_not_touched(run_file: Path) -> None:
+    run = headway.train(run_file, run_file.parent / "run")
+    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+    with pytest.raises(RunError, match=r"exists already; continue it with --resume"):
+        headway.train(run_file, run.path)
+    with pytest.raises(RunError, match=r"training.batch_size: 5 there, 7 now"):
+        headway.train(run_file, run.path, ["training.batch_size=7"], resume=True)
+    assert before == {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+
+
+def test_resuming_a_finished_run_changes_nothing(run_file: Path) -> None:
+    run = headway.train(run_file, run_file.parent / "run")
+    expected = final_weights(run.path)
+    metrics = (run.path / "metrics.jsonl").read_bytes()
+    headway.train(run_file, run.path, resume=True)
+    assert same(final_weights(run.path), expected)
+    assert (run.path / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_a_tokenizer_that_does_not_match_the_weights_is_refused(run_file: Path) -> None:
+    from headway.text import Characters
+
+    run = headway.train(run_file, run_file.parent / "run")
+    Characters.train(["other letters"]).save(run.path / "tokenizer.json")
+    with pytest.raises(RunError, match=r"tokenizer.json \(.*\) is not the one"):
+        headway.load(run.path)
+    with pytest.raises(RunError, match=r"tokenizer.json \(.*\) is not the one"):
+        headway.train(run_file, run.path, resume=True)
+
+
+def test_the_best_checkpoint_is_kept_and_loaded(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores 0.1, 0.9, 0.5, …: the second evaluation's weights are the run's, and training stops early."""
+    scores = iter([0.1, 0.9, 0.5, 0.4, 0.3])
+    from headway.tasks import QuestionAnswering
+
+    monkeypatch.setattr(QuestionAnswering, "evaluate", lambda self, model, split="dev": {"accuracy": next(scores)})
+    run = headway.train(
+        run_file, run_file.parent / "run", ["training.evaluate_every=1", "training.patience=2", "training.steps=20"]
+    )
+    assert (run.step, run.state.step, run.state.best_value) == (8, 10, 0.9)
+    assert sorted(run.checkpoints.steps()) == [8, 10]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(run_file: Path) -> None:
+    from headway.errors import UserError
+
+    with pytest.raises(UserError, match=r"the loss is (nan|inf) at step .* Lower training.learning_rate"):
+        headway.train(
+            run_file,
+            run_file.parent / "run",
+            ["training.learning_rate=1e30", "training.steps=50", "training.warmup=0", "training.clip=0"],
+        )

@@ -6,13 +6,10 @@ asked about people whose questions neither has seen.
 
 from __future__ import annotations
 
-import platform
 import shutil
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-
-import torch
 
 from headway.configuration import load_settings
 from headway.console import Reporter, clock
@@ -24,6 +21,7 @@ from headway.report.charts import Series, bar, heat_map, line_chart
 from headway.report.page import figure, page, table
 from headway.run import Run, train
 from headway.tasks import Answer
+from headway.training.device import describe_machine
 
 RECIPE = "world/demo"
 MARK = "demo.json"
@@ -173,7 +171,7 @@ def report_page(
             "token, each column a token it may look at; the darker, the more it takes from there.</p>",
             f'<div class="maps">{attention_maps(run, answers[0][0])}</div>',
             "<h2>How it was made</h2>",
-            f"<p class='soft'><code>headway demo --seed {seed}</code> on {escape(machine())}. "
+            f"<p class='soft'><code>headway demo --seed {seed}</code> on {escape(describe_machine())}. "
             f"The world's files are in <code>world/</code> beside this page, the two runs in "
             "<code>from-scratch/</code> and <code>pretrained/</code>; <code>run.toml</code> has every setting.</p>",
         ],
@@ -237,7 +235,3 @@ def attention_maps(run: Run, answer: Answer) -> str:
         for layer in range(maps.shape[0])
         for head in range(maps.shape[1])
     )
-
-
-def machine() -> str:
-    return f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"

@@ -48,11 +48,7 @@ class Run:
         best = self.latest.best_step
         self.step = best if best in self.checkpoints.steps() and self.latest.done else latest
         self.tokenizer: Tokenizer = load_tokenizer(self.path / "tokenizer.json")
-        if self.tokenizer.fingerprint() != self.latest.tokenizer:
-            raise RunError(
-                f"{self.path}: tokenizer.json ({self.tokenizer.fingerprint()}) is not the one these weights were "
-                f"trained with ({self.latest.tokenizer}); put the right file back, or train again"
-            )
+        self.checkpoints.require_tokenizer(self.tokenizer.fingerprint())
         self.task = self.settings.task.build(self.tokenizer, self.settings.model.block)
 
     @cached_property
@@ -116,21 +112,28 @@ def train(
     report = report or Reporter()
     settings = source if isinstance(source, RunSettings) else load_settings(source, overrides)
     directory = Path(out) if out is not None else free_directory(settings.name)
-    prepare(directory, settings, resume)
-    with Ownership(directory):
-        if resume and (directory / "tokenizer.json").exists():
-            tokenizer = load_tokenizer(directory / "tokenizer.json")
-        else:
-            tokenizer = build_tokenizer(settings, report)
+    check_directory(directory, settings, resume)
+    device, why = devices.choose_device(settings.training.device)
+    going_on = resume and (directory / "tokenizer.json").is_file()
+    if going_on:
+        tokenizer = load_tokenizer(directory / "tokenizer.json")
+        Checkpoints(directory).require_tokenizer(tokenizer.fingerprint())
+    else:
+        tokenizer = build_tokenizer(settings, report)
+    stages = build_stages(settings, tokenizer)
+    for stage in stages:
+        stage.task.load()  # whatever is wrong with the data shows now, before anything is written
+    with make_directory(directory):
+        if not going_on:
+            write_text(directory / "run.toml", settings.to_toml())
             tokenizer.save(directory / "tokenizer.json")
-        device, why = devices.choose_device(settings.training.device)
         torch.manual_seed(settings.training.seed)
         model = settings.model.build(len(tokenizer)).to(device)
         report.say(
             f"{directory}: {settings.model.kind} with {parameter_count(model):,} parameters, {len(tokenizer):,} "
             f"{settings.tokenizer.kind} in the vocabulary, on {devices.describe(device)} ({why})"
         )
-        trainer = Trainer(model, build_stages(settings, tokenizer), directory, tokenizer.fingerprint(), report, watch)
+        trainer = Trainer(model, stages, directory, tokenizer.fingerprint(), report, watch)
         if resume:
             trainer.resume()
         trainer.run()
@@ -153,26 +156,28 @@ def build_stages(settings: RunSettings, tokenizer: Tokenizer) -> list[Stage]:
     return stages
 
 
-def prepare(directory: Path, settings: RunSettings, resume: bool) -> None:
-    """Make the directory of a new run, or check that an old one may be continued with these settings."""
+def check_directory(directory: Path, settings: RunSettings, resume: bool) -> None:
+    """A new run needs a new or empty directory; one that is resumed must have the same settings."""
     run_file = directory / "run.toml"
     if resume and run_file.is_file():
         differences = compare(load_settings(run_file).tables(), settings.tables())
         if differences:
             raise RunError(
-                f"{directory}: its settings are not the ones given:\n  - "
-                + "\n  - ".join(differences)
+                "\n  - ".join([f"{directory}: its settings are not the ones given:", *differences])
                 + f"\nresume with its own (headway train {directory} --resume), or start anew with another --out"
             )
-        return
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         way = "continue it with --resume, or choose" if run_file.is_file() else "choose"
         raise RunError(f"{directory}: exists already; {way} another directory with --out")
+
+
+def make_directory(directory: Path) -> Ownership:
+    """The run directory, made if it is not there; to be entered as its owner."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_text(run_file, settings.to_toml())
     except OSError as error:
-        raise RunError(f"{directory}: cannot be written ({error.strerror}); choose another with --out") from None
+        raise RunError(f"{directory}: cannot be made ({error.strerror}); choose another with --out") from None
+    return Ownership(directory)
 
 
 def compare(old: Record, new: Record, place: str = "") -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 560, 260
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 40
+LEFT, RIGHT, TOP, BOTTOM = 52, 28, 14, 40
 COLOURS = ("var(--one)", "var(--two)", "var(--three)", "var(--four)")
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from headway.data.catalog import resolve
 from headway.errors import DataError, TextError, UserError, nearest
 from headway.generation import best_alternatives, generate
+from headway.generation.decode import check_prompts
 from headway.models import CausalModel
 from headway.settings import REQUIRED, setting
 from headway.tasks.base import Batch, Task
@@ -83,6 +84,7 @@ class QuestionAnswering(Task):
         self.lengths = torch.tensor([len(row) for row, _ in rows])
         self.marks = torch.tensor([mark for _, mark in rows])  # where the first mark stands
         self.examples = len(rows)
+        self.check(self.settings.dev or self.settings.questions, self.pairs("dev"))
 
     def row(self, pair: Pair) -> tuple[list[int], int]:
         """The tokens of question ⁇ answer ⁇, and the place of the first mark."""
@@ -99,6 +101,14 @@ class QuestionAnswering(Task):
                 f"{self.block + 1}; shorten it or raise model.block: {pair.source!r}"
             )
         return row, len(prompt) - 1
+
+    def check(self, path: str, pairs: Sequence[Pair]) -> None:
+        """Every question of a file must be one that the model can be asked."""
+        for pair in pairs:
+            try:
+                check_prompts([self.prompt(pair.source)], self.block)
+            except TextError as error:
+                raise DataError(f"{path}:{pair.line}: {error}: {pair.source!r}") from None
 
     def prompt(self, question: str) -> list[int]:
         return [*self.tokenizer.encode(self.tokenizer.lead + question), self.tokenizer.mask]
@@ -137,6 +147,7 @@ class QuestionAnswering(Task):
     def evaluate(self, model: CausalModel, split: str = "dev") -> dict[str, Any]:
         """Accuracy where the answers are known, and every prediction in the order of the questions."""
         pairs = self.pairs(split)
+        self.check({"train": self.settings.questions, "dev": self.settings.dev}.get(split) or split, pairs)
         answers = self.answer(model, [pair.source for pair in pairs])
         result: dict[str, Any] = {"questions": len(pairs), "predictions": [answer.text for answer in answers]}
         if pairs and all(pair.target is not None for pair in pairs):

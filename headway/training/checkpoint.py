@@ -108,6 +108,15 @@ class Checkpoints:
             return f"cannot be read ({error})"
         return None
 
+    def require_tokenizer(self, fingerprint: str) -> None:
+        """The tokenizer beside the weights must be the one they were trained with."""
+        trained = {self.state(step).tokenizer for step in self.steps()[-1:]}
+        if trained - {fingerprint}:
+            raise RunError(
+                f"{self.directory.parent}: tokenizer.json ({fingerprint}) is not the one these weights were "
+                f"trained with ({', '.join(trained)}); put the right file back, or train again into another directory"
+            )
+
     def state(self, step: int) -> State:
         return State(**json.loads((self.path(step) / "state.json").read_text()))
 

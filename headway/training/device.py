@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 from typing import Any
 
 import torch
@@ -60,3 +61,8 @@ def describe(device: torch.device) -> str:
     if device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(device)})"
     return f"cpu ({torch.get_num_threads()} threads)" if device.type == "cpu" else device.type
+
+
+def describe_machine() -> str:
+    """One line that says where a number was measured."""
+    return f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.console import Reporter
-from headway.errors import RunError, UserError
+from headway.errors import UserError
 from headway.files import read_json_lines, write_json_lines
 from headway.models import CausalModel
 from headway.settings import setting
@@ -123,17 +123,13 @@ class Trainer:
     def resume(self) -> None:
         """Go back to the newest whole checkpoint."""
         self.checkpoints.clear_remains()
+        self.checkpoints.require_tokenizer(self.fingerprint)
         step = self.checkpoints.latest(self.report.say)
         if step is None:
             self.report.say("no checkpoint yet: beginning at step 0")
             write_json_lines(self.metrics, [])
             return
         self.state = self.checkpoints.state(step)
-        if self.state.tokenizer != self.fingerprint:
-            raise RunError(
-                f"{self.directory}: tokenizer.json ({self.fingerprint}) is not the one step {step:,} was trained with "
-                f"({self.state.tokenizer}); put the right file back, or start anew with another --out"
-            )
         self.checkpoints.load_model(step, self.model)
         self.resumed_at = step
         kept = [record for record in read_json_lines(self.metrics) if record["step"] <= step]
@@ -199,7 +195,6 @@ class Trainer:
         self.report.say(
             f"{stage.name}: {settings.steps:,} steps of {settings.batch_size} rows, {dtype(precision)} ({why})"
         )
-        task.load()
         seed = mix(settings.seed, stage.name)
         order: Shuffled | Sequential
         if settings.shuffle:

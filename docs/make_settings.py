@@ -1,0 +1,59 @@
+"""Writes docs/settings.md from the settings classes, so that it cannot go out of date: python docs/make_settings.py"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from pathlib import Path
+
+from headway.configuration import TokenizerSettings
+from headway.models import MODELS
+from headway.settings import REQUIRED, toml_value
+from headway.tasks import TASKS
+from headway.training.loop import TrainingSettings
+
+HEAD = """# Settings
+
+Everything a run file may say, with its default. `headway train FILE --set section.key=value` overrides any of it.
+Sections: `[tokenizer]`, `[model]`, `[task]`, `[training]`, and for an earlier stage on the same model
+`[pretraining.task]` and `[pretraining.training]`, which take the same keys as `[task]` and `[training]`.
+Paths are relative to the run file; `data:NAME/FILE` names a file of a data set (`headway data list`).
+
+A run file needs no more than this:
+
+```toml
+[task]
+name = "language_modelling"
+corpus = "notes.txt"
+[training]
+steps = 500
+```
+
+(This page is written by `python docs/make_settings.py`.)
+"""
+
+
+def section(title: str, cls: type) -> str:
+    rows = [f"\n## {title}\n", "| key | default | what it is |", "| --- | --- | --- |"]
+    for field in dataclasses.fields(cls):
+        choices = field.metadata["choices"]
+        meaning = field.metadata["help"] + (f" ({', '.join(choices)})" if choices else "")
+        rows.append(f"| `{field.name}` | {default(field)} | {meaning.replace('|', '&#124;')} |")
+    return "\n".join(rows) + "\n"
+
+
+def default(field: dataclasses.Field[typing.Any]) -> str:
+    if field.default is REQUIRED:
+        return "*required*"
+    return "–" if field.default is None else f"`{toml_value(field.default)}`"
+
+
+def settings_page() -> str:
+    parts = [HEAD, section("`[tokenizer]`", TokenizerSettings)]
+    parts += [section(f'`[model]` kind = "{kind}"', cls) for kind, cls in MODELS.items()]
+    parts += [section(f'`[task]` name = "{name}"', cls) for name, cls in TASKS.items()]
+    return "".join([*parts, section("`[training]`", TrainingSettings)])
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("settings.md").write_text(settings_page(), encoding="utf-8")

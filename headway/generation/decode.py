@@ -52,16 +52,25 @@ def generate(
     limit: int,
     stop: Sequence[int] = (),
     sampling: Sampling = GREEDY,
+    rows: int | None = None,
 ) -> list[Continuation]:
-    """At most `limit` tokens for each prompt, in the order of the prompts."""
+    """At most `limit` tokens for each prompt, in the order of the prompts.
+
+    Prompts of like length are decoded together, `rows` at a time (chosen by the device where it is not given).
+    """
+    check_prompts(prompts, model.settings.block)
     results = [Continuation() for _ in prompts]
-    for step in stream(model, prompts, limit, stop, sampling):
-        result = results[step.row]
-        result.logprobs.append(step.logprob)
-        if step.token in stop:
-            result.stopped = True
-        else:
-            result.tokens.append(step.token)
+    by_length = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+    size = rows or (64 if next(model.parameters()).device.type == "cpu" else 1024)
+    for begin in range(0, len(by_length), size):
+        group = by_length[begin : begin + size]
+        for step in stream(model, [prompts[number] for number in group], limit, stop, sampling, group):
+            result = results[group[step.row]]
+            result.logprobs.append(step.logprob)
+            if step.token in stop:
+                result.stopped = True
+            else:
+                result.tokens.append(step.token)
     return results
 
 
@@ -72,8 +81,12 @@ def stream(
     limit: int,
     stop: Sequence[int] = (),
     sampling: Sampling = GREEDY,
+    numbers: Sequence[int] | None = None,
 ) -> Iterator[Step]:
-    """The same tokens one at a time, as they are made; the rows of a batch take turns."""
+    """The tokens of all prompts, one at a time, as they are made; the rows of the batch take turns.
+
+    `numbers` are the places of these prompts in a larger list, by which sampling tells them apart.
+    """
     block = model.settings.block
     check_prompts(prompts, block)
     if limit < 1:
@@ -82,29 +95,32 @@ def stream(
         return
     training = model.training
     model.eval()
-    device = next(model.parameters()).device
-    sequences = [list(prompt) for prompt in prompts]  # of the rows still going, by row number
-    generators = sampling.generators(len(prompts))
-    alive = list(range(len(prompts)))
+    sequences = [list(prompt) for prompt in prompts]
+    generators = sampling.generators(range(len(prompts)) if numbers is None else numbers)
+    rows = list(range(len(prompts)))  # which prompt stands in each row of the cache
+    going = set(rows)  # the prompts that have not stopped
     try:
-        logits, cache = prefill(model, [sequences[row] for row in alive], limit, block, device)
+        logits, cache = prefill(model, sequences, limit)
         for made in range(1, limit + 1):
             logits[:, PAD] = float("-inf")
-            tokens = sampling.choose(logits, [generators[row] for row in alive])
+            tokens = sampling.choose(logits, [generators[row] for row in rows])
             logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0].tolist()
-            chosen = tokens.tolist()
-            for row, token, logprob in zip(alive, chosen, logprobs, strict=True):
-                sequences[row].append(token)
-                yield Step(row, token, logprob)
-            going = [place for place, token in enumerate(chosen) if token not in stop]
+            for row, token, logprob in zip(rows, tokens.tolist(), logprobs, strict=True):
+                if row in going:
+                    sequences[row].append(token)
+                    yield Step(row, token, logprob)
+                    if token in stop:
+                        going.remove(row)
             if not going or made == limit:
                 return
-            if len(going) < len(alive):
-                kept = torch.tensor(going, device=device)
-                cache, tokens, alive = cache.select(kept), tokens[kept], [alive[place] for place in going]
-            lengths = [len(sequences[row]) for row in alive]
-            if any(context_start(length, block) > context_start(length - 1, block) for length in lengths):
-                logits, cache = prefill(model, [sequences[row] for row in alive], limit - made, block, device)
+            lengths = [len(sequences[row]) for row in going]
+            slides = any(context_start(length, block) > context_start(length - 1, block) for length in lengths)
+            if slides or len(going) <= 0.75 * len(rows):  # copying the cache pays when enough rows can go
+                kept = [place for place, row in enumerate(rows) if row in going]
+                rows = [rows[place] for place in kept]
+                cache, tokens = cache.select(torch.tensor(kept, device=tokens.device)), tokens[kept]
+            if slides:
+                logits, cache = prefill(model, [sequences[row] for row in rows], limit - made)
             else:
                 logits = model(tokens[:, None], cache)[:, -1].float()
                 cache.lengths += 1
@@ -112,21 +128,37 @@ def stream(
         model.train(training)
 
 
-def prefill(
-    model: CausalModel, sequences: Sequence[Sequence[int]], room: int, block: int, device: torch.device
-) -> tuple[Tensor, Cache]:
-    """Run every context at once: the logits of the next token (B, V), and a cache with `room` to go on."""
-    contexts = [sequence[context_start(len(sequence), block) :] for sequence in sequences]
-    lengths = torch.tensor([len(context) for context in contexts], device=device)
-    longest = int(lengths.max())
-    padded = torch.full((len(contexts), longest), PAD, dtype=torch.long)
-    for row, context in enumerate(contexts):
-        padded[row, : len(context)] = torch.as_tensor(context)
-    cache = model.empty_cache(len(contexts), min(block, longest + room))
+def prefill(model: CausalModel, sequences: Sequence[Sequence[int]], room: int) -> tuple[Tensor, Cache]:
+    """Run every context at once: the logits of the next token (B, V), and a cache with `room` to go on.
+
+    What all contexts begin with is computed once.
+    """
+    block = model.settings.block
+    device = next(model.parameters()).device
+    contexts = [list(sequence[context_start(len(sequence), block) :]) for sequence in sequences]
+    longest = max(len(context) for context in contexts)
+    shared = common_start(contexts)
+    cache = model.empty_cache(1, min(block, longest + room))
+    if shared:
+        model.hidden(torch.tensor([contexts[0][:shared]], device=device), cache)
+        cache.lengths += shared
+    cache = cache.select(torch.zeros(len(contexts), dtype=torch.long, device=device))
+    lengths = torch.tensor([len(context) - shared for context in contexts])
+    padded = torch.full((len(contexts), longest - shared), PAD)
+    padded[torch.arange(longest - shared) < lengths[:, None]] = torch.tensor(
+        [token for context in contexts for token in context[shared:]]
+    )
     hidden = model.hidden(padded.to(device), cache)  # (B, T, D)
-    last = hidden[torch.arange(len(contexts), device=device), lengths - 1]
+    lengths = lengths.to(device)
     cache.lengths += lengths
-    return model.head(last).float(), cache
+    return model.head(hidden[torch.arange(len(contexts), device=device), lengths - 1]).float(), cache
+
+
+def common_start(contexts: Sequence[list[int]]) -> int:
+    """How many tokens all contexts begin with, at least one of each left over."""
+    shortest = min(len(context) for context in contexts) - 1
+    first, last = min(contexts), max(contexts)  # in lexical order; what these two share, all share
+    return next((place for place in range(shortest) if first[place] != last[place]), shortest)
 
 
 def context_start(length: int, block: int) -> int:
@@ -157,7 +189,7 @@ def best_alternatives(
     check_prompts(prompts, block)
     training = model.training
     model.eval()
-    logits, _ = prefill(model, prompts, 0, block, next(model.parameters()).device)
+    logits = torch.cat([prefill(model, prompts[begin : begin + 64], 0)[0] for begin in range(0, len(prompts), 64)])
     model.train(training)
     logits[:, PAD] = float("-inf")
     logprobs = logits.log_softmax(-1)

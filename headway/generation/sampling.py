@@ -8,7 +8,7 @@ Shapes: B rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,9 +34,9 @@ class Sampling:
         if not 0.0 < self.top_p <= 1.0:
             raise UserError(f"top_p ({self.top_p:g}) must be above 0 and at most 1")
 
-    def generators(self, rows: int) -> list[torch.Generator]:
-        """One source of noise a row: row i is seeded with seed + i."""
-        return [torch.Generator().manual_seed(self.seed + row) for row in range(rows)]
+    def generators(self, numbers: Iterable[int]) -> list[torch.Generator]:
+        """One source of noise a row: prompt number n is seeded with seed + n."""
+        return [torch.Generator().manual_seed(self.seed + number) for number in numbers]
 
     def choose(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         """The chosen token of each row, (B,), from logits (B, V)."""

@@ -161,9 +161,7 @@ class QuestionAnswering(Task):
         pairs = self.pairs(split)
         return answer, sum(pair.target == answer for pair in pairs) / max(1, len(pairs))
 
-    def answer(
-        self, model: CausalModel, questions: Sequence[str], alternatives: int = 0, batch_size: int = 512
-    ) -> list[Answer]:
+    def answer(self, model: CausalModel, questions: Sequence[str], alternatives: int = 0) -> list[Answer]:
         """The greedy answer to each question, with `alternatives` others where asked for."""
         prompts = []
         for question in questions:
@@ -171,20 +169,17 @@ class QuestionAnswering(Task):
                 prompts.append(self.prompt(question))
             except TextError as error:
                 raise TextError(f"{question!r}: {error}") from None
-        answers: list[Answer] = []
-        for begin in range(0, len(prompts), batch_size):
-            part = prompts[begin : begin + batch_size]
-            greedy = generate(model, part, self.settings.longest_answer, [self.tokenizer.mask])
-            others = (
-                best_alternatives(model, part, alternatives + 1, self.settings.longest_answer, [self.tokenizer.mask])
-                if alternatives
-                else [[] for _ in part]
-            )
-            for question, best, rest in zip(questions[begin:], greedy, others, strict=False):
-                text = self.text(best.tokens)
-                listed = [(self.text(other.tokens), math.exp(other.logprob)) for other in rest]
-                listed = [(other, share) for other, share in listed if other != text][:alternatives]
-                answers.append(Answer(question, text, math.exp(best.logprob), tuple(listed)))
+        limit, stop = self.settings.longest_answer, [self.tokenizer.mask]
+        greedy = generate(model, prompts, limit, stop)
+        others = (
+            best_alternatives(model, prompts, alternatives + 1, limit, stop) if alternatives else [[]] * len(prompts)
+        )
+        answers = []
+        for question, best, rest in zip(questions, greedy, others, strict=True):
+            text = self.text(best.tokens)
+            listed = [(self.text(other.tokens), math.exp(other.logprob)) for other in rest]
+            listed = [(other, share) for other, share in listed if other != text][:alternatives]
+            answers.append(Answer(question, text, math.exp(best.logprob), tuple(listed)))
         return answers
 
     def text(self, tokens: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headway.errors import TextError, UserError
 from headway.generation import Sampling, best_alternatives, generate, stream
-from headway.generation.decode import context_start
+from headway.generation.decode import common_start, context_start
 from headway.generation.sampling import keep_top
 from tests.conftest import tiny_gpt
 
@@ -42,7 +42,7 @@ def test_cached_batch_equals_full_pass_one_at_a_time(positions, prompts, limit, 
     model = tiny_gpt(positions, seed=seed)
     with torch.no_grad():
         expected = [full_pass(model, prompt, limit, stop=[2]) for prompt in prompts]
-    found = generate(model, prompts, limit, stop=[2])
+    found = generate(model, prompts, limit, stop=[2], rows=3)
     for result, (tokens, logprobs) in zip(found, expected, strict=True):
         assert result.tokens == tokens
         assert result.logprobs == pytest.approx(logprobs, abs=1e-5)
@@ -53,10 +53,21 @@ def test_cached_batch_equals_full_pass_one_at_a_time(positions, prompts, limit, 
 @given(prompts=prompts_strategy, seed=st.integers(0, 20))
 def test_sampling_in_a_batch_equals_one_at_a_time(prompts, seed) -> None:
     model = tiny_gpt("rotary")
-    batch = generate(model, prompts, 10, [2], Sampling(temperature=1.3, top_k=9, top_p=0.9, seed=seed))
+    batch = generate(model, prompts, 10, [2], Sampling(temperature=1.3, top_k=9, top_p=0.9, seed=seed), rows=2)
     for row, prompt in enumerate(prompts):
         alone = generate(model, [prompt], 10, [2], Sampling(temperature=1.3, top_k=9, top_p=0.9, seed=seed + row))[0]
         assert alone.tokens == batch[row].tokens
+
+
+@settings(max_examples=30)
+@given(prompts=prompts_strategy, shared=st.lists(st.integers(1, 18), max_size=6))
+def test_a_common_beginning_is_found(prompts, shared) -> None:
+    contexts = [[*shared, *prompt] for prompt in prompts]
+    count = common_start(contexts)
+    assert count >= len(shared) - (0 if min(map(len, prompts)) > 0 else 1)
+    assert count < min(map(len, contexts))
+    assert len({tuple(context[:count]) for context in contexts}) == 1
+    assert count == min(map(len, contexts)) - 1 or len({context[count] for context in contexts}) > 1
 
 
 def test_the_context_is_never_longer_than_the_block_nor_shorter_than_half() -> None:
@@ -76,7 +87,7 @@ def test_same_seed_same_text_other_seed_other_text() -> None:
 def test_sampling_follows_the_distribution() -> None:
     logits = torch.tensor([0.1, 0.2, 0.7]).log().expand(6000, 3)
     sampling = Sampling(temperature=1.0)
-    shares = sampling.choose(logits, sampling.generators(6000)).bincount() / 6000
+    shares = sampling.choose(logits, sampling.generators(range(6000))).bincount() / 6000
     torch.testing.assert_close(shares, torch.tensor([0.1, 0.2, 0.7]), atol=0.025, rtol=0)
 
 

@@ -64,8 +64,7 @@ def test_answers_do_not_depend_on_the_batch(people: Path) -> None:
     questions = [pair.source for pair in task.pairs("train")]
     together = task.answer(model, questions, alternatives=2)
     apart = [task.answer(model, [question], alternatives=2)[0] for question in questions]
-    small = task.answer(model, questions, alternatives=2, batch_size=5)
-    assert [answer.text for answer in together] == [answer.text for answer in apart] == [a.text for a in small]
+    assert [answer.text for answer in together] == [answer.text for answer in apart]
     assert [answer.probability for answer in together] == pytest.approx([answer.probability for answer in apart])
 
 

@@ -1,0 +1,23 @@
+"""What is captured is what the model computed with."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.inspection import capture_attention
+from headway.nn.attention import attend
+from tests.conftest import tiny_gpt
+
+
+def test_captured_weights_are_those_the_layers_used() -> None:
+    model = tiny_gpt("rotary")
+    tokens = [3, 5, 7, 2, 9]
+    maps = capture_attention(model, tokens).double()
+    assert maps.shape == (2, 2, 5, 5)
+    torch.testing.assert_close(maps.sum(-1), torch.ones(2, 2, 5, dtype=torch.float64), atol=1e-6, rtol=0)
+    assert (maps.triu(1) == 0).all()
+    x, positions = model.embed(torch.tensor([tokens]))
+    for layer, block in enumerate(model.stack()):
+        q, k, v = block.attention.project(block.attention_norm(x), positions)
+        torch.testing.assert_close(maps[layer] @ v[0], attend(q, k, v, causal=True)[0], atol=1e-6, rtol=0)
+        x = block(x, positions)

@@ -1,0 +1,44 @@
+"""The demonstration at a small size: it trains, compares, asks, and writes a page that needs no network."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from headway.console import Reporter
+from headway.demo import run_demo
+from headway.errors import RunError
+
+SMALL = [
+    "model.width=16",
+    "model.heads=2",
+    "model.layers=1",
+    "pretraining.training.steps=4",
+    "training.steps=4",
+    "pretraining.training.batch_size=8",
+    "training.batch_size=8",
+]
+
+
+def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "demo"
+    report = run_demo(out, 0, SMALL, Reporter())
+    printed = capsys.readouterr().out
+    for words in ("the commonest answer", "without pretraining", "with pretraining"):
+        assert words in printed
+    assert len(re.findall(r"^Where was .* born\?$", printed, re.M)) == 5
+    page = report.read_text("utf-8")
+    assert not re.search(r"(?:src|href)=|https?://|@import|<script", page)  # nothing is loaded from anywhere
+    assert page.count("<polyline") == 3  # pretraining, and finetuning with and without it
+    assert page.count('class="map"') == 2  # one layer of two heads
+    assert (out / "world" / "wiki.txt").is_file()
+    assert (out / "pretrained" / "run.toml").is_file()
+
+    run_demo(out, 0, SMALL, Reporter())  # a second one takes the place of the first
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").write_text("do not touch")
+    with pytest.raises(RunError, match="exists and is no demonstration"):
+        run_demo(tmp_path / "other", 0, SMALL, Reporter())
+    assert (tmp_path / "other" / "mine.txt").read_text() == "do not touch"

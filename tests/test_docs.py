@@ -1,0 +1,61 @@
+"""The documents tell the truth: the settings page is current, links lead somewhere, README's commands exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from headway.cli import app
+from headway.configuration import recipe_names
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_settings_page_is_what_the_classes_say() -> None:
+    specification = importlib.util.spec_from_file_location("make_settings", ROOT / "docs" / "make_settings.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    assert (ROOT / "docs" / "settings.md").read_text("utf-8") == module.settings_page()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)|src=\"([^\":]+)\"", page.read_text("utf-8")):
+        path = page.parent / (target[0] or target[1])
+        assert path.exists(), f"{page.name} links to {path}"
+
+
+def readme_commands() -> list[str]:
+    blocks = re.findall(r"```(?:sh|bash)?\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.split("  #")[0].strip() for line in lines if re.match(r"\s*headway ", line)]
+
+
+@pytest.mark.parametrize("line", readme_commands())
+def test_readme_commands_are_ones_that_exist(line: str) -> None:
+    """Each parses: the command, its options and, for train, the recipe or file."""
+    words = shlex.split(line)[1:]
+    command = get_command(app)
+    context = command.make_context("headway", list(words), resilient_parsing=True)
+    while hasattr(command, "commands"):
+        name, command, words = command.resolve_command(context, words)
+        assert command is not None, name
+        context = command.make_context(name, list(words))
+    if words and context.info_name == "train":
+        assert words[0] in recipe_names() or words[0].endswith(".toml") or words[0].startswith("runs/")
+
+
+def test_the_python_example_in_the_readme_runs(monkeypatch: pytest.MonkeyPatch, run_file: Path) -> None:
+    """With a tiny run file in place of the recipe."""
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
+    assert code is not None
+    monkeypatch.chdir(run_file.parent)
+    shortened = re.sub(r'headway\.train\("[^"]+"', f'headway.train("{run_file}"', code[1])
+    shortened = re.sub(r'"Where was [^"?]+ born\?"', '"Where was Ada Lund born?"', shortened)
+    exec(compile(shortened, "README.md", "exec"), {})

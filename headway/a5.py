@@ -15,6 +15,7 @@ goes on where it stopped when it is typed again.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
 import sys
@@ -32,11 +33,11 @@ from headway.configuration import RunSettings, load_settings
 from headway.console import Lines
 from headway.data.catalog import resolve
 from headway.errors import DataError, RunError, UserError
-from headway.files import Ownership, write_bytes, write_json, write_output
+from headway.files import Ownership, write_bytes, write_json, write_lines
 from headway.models import CausalModel, parameter_count
 from headway.tasks import Batch, QuestionAnsweringSettings, SpanCorruptionSettings, Task
 from headway.tasks.base import IGNORE
-from headway.text import Characters, Tokenizer, read_documents, read_text
+from headway.text import Characters, Tokenizer, read_text
 from headway.training import device as devices
 from headway.training.checkpoint import describe_mismatch, weights
 from headway.training.loop import Interrupted, Stage, Trainer, TrainingSettings
@@ -104,6 +105,8 @@ def run_command(options: argparse.Namespace) -> None:
             raise UserError(f"--{name} {getattr(options, name)}: must be above 0")
     if options.epochs is not None and options.epochs < 1:
         raise UserError(f"--epochs {options.epochs}: must be at least 1")
+    if not 0 <= options.seed < 2**63:
+        raise UserError(f"--seed {options.seed}: must be from 0 to {2**63 - 1}")
 
     settings = load_settings(f"birthplaces/course-{options.variant}")
     tokenizer = corpus_tokenizer(options.pretrain_corpus_path)
@@ -130,29 +133,30 @@ def pretrain(options: argparse.Namespace, settings: RunSettings, model: CausalMo
     assert settings.pretraining is not None
     task = replace(settings.pretraining.task, corpus=options.pretrain_corpus_path)
     training = replace(settings.pretraining.training, learning_rate=options.pretrain_lr)
-    examples = len(read_documents(options.pretrain_corpus_path))
-    train_params(options, model, tokenizer, task, training, examples, options.epochs or 650)
+    train_params(
+        options, model, tokenizer, task.build(tokenizer, model.settings.block), training, options.epochs or 650
+    )
 
 
 def finetune(options: argparse.Namespace, settings: RunSettings, model: CausalModel, tokenizer: Tokenizer) -> None:
-    task = replace(settings.task, questions=options.finetune_corpus_path)
+    task = replace(settings.task, questions=options.finetune_corpus_path, dev=None, test=None, corpus=None, holdout=0.0)
     training = replace(settings.training, learning_rate=options.finetune_lr)
     epochs = options.epochs or (75 if options.reading_params_path is None else 10)
-    train_params(options, model, tokenizer, task, training, len(task.read(task.questions, answers=True)), epochs)
+    train_params(options, model, tokenizer, task.build(tokenizer, model.settings.block), training, epochs)
 
 
 def train_params(
     options: argparse.Namespace,
     model: CausalModel,
     tokenizer: Tokenizer,
-    task: Any,
+    task: Task,
     training: TrainingSettings,
-    examples: int,
     epochs: int,
 ) -> None:
-    """Train for `epochs` passes over `examples` rows and write the weights to --writing_params_path."""
+    """Train for `epochs` passes over the task's rows and write the weights to --writing_params_path."""
     target = Path(options.writing_params_path)
-    an_epoch = Sequential(examples, training.batch_size).steps
+    task.load()
+    an_epoch = Sequential(task.examples, training.batch_size).steps
     settings = replace(
         training,
         steps=epochs * an_epoch,
@@ -160,35 +164,40 @@ def train_params(
         checkpoint_every=100 * an_epoch,
         seed=options.seed,
     )
+    if target.is_dir():
+        raise RunError(f"{target}: is a directory; give --writing_params_path a file")
     directory = target.with_name(target.name + ".run")
-    resume = claim(directory, target, options)
-    stage = Stage(options.function, task.build(tokenizer, model.settings.block), settings, 0, final=False)
-    log = epoch_lines(settings, examples, an_epoch, tensorboard(options))
+    stage = Stage(options.function, task, settings, 0, final=False)
+    log = epoch_lines(settings, task.examples, an_epoch, tensorboard(options))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{directory}: cannot be written ({error.strerror})") from None
     with Ownership(directory):
+        resume = claim(directory, options)
         trainer = Trainer(model, [stage], directory, tokenizer.fingerprint(), Lines(seconds=float("inf")), log)
         if resume:
             trainer.resume()
         trainer.run()
         metadata = {"format": FORMAT, "variant": options.variant, "tokenizer": tokenizer.fingerprint()}
         write_bytes(target, save(weights(model), metadata))
-    shutil.rmtree(directory)
+        shutil.rmtree(directory)
 
 
-def claim(directory: Path, target: Path, options: argparse.Namespace) -> bool:
-    """Make the directory in which training keeps its state; True where the same command was interrupted in it."""
-    kept = {key: value for key, value in vars(options).items() if key not in ("device", "convert", "tb_expt_name")}
+def claim(directory: Path, options: argparse.Namespace) -> bool:
+    """Mark the directory in which training keeps its state; True where the same command was interrupted in it."""
+    command = {key: value for key, value in vars(options).items() if key not in ("device", "convert", "tb_expt_name")}
+    read = (options.pretrain_corpus_path, options.finetune_corpus_path, options.reading_params_path)
+    command["sha256"] = [hashlib.sha256(resolve(path).read_bytes()).hexdigest() for path in read if path is not None]
     mark = directory / "command.json"
-    try:
-        if mark.is_file():
-            if json.loads(mark.read_text()) != kept:
-                raise RunError(f"{directory}: left by another command that was interrupted; delete it to start anew")
-            return True
-        if target.is_dir():
-            raise RunError(f"{target}: is a directory; give --writing_params_path a file")
-        directory.mkdir(parents=True, exist_ok=True)
-        write_json(mark, kept)
-    except OSError as error:
-        raise RunError(f"{directory}: cannot be written ({error.strerror})") from None
+    if mark.is_file():
+        if json.loads(mark.read_text()) != command:
+            raise RunError(
+                f"{directory}: left by an interrupted command that was another one or read other files; "
+                "delete it to start anew"
+            )
+        return True
+    write_json(mark, command)
     return False
 
 
@@ -227,7 +236,7 @@ def tensorboard(options: argparse.Namespace) -> Callable[[str, float, int], None
 def evaluate(options: argparse.Namespace, settings: RunSettings, model: CausalModel, tokenizer: Tokenizer) -> None:
     task = settings.task.build(tokenizer, settings.model.block)
     result = task.evaluate(model, options.eval_corpus_path)
-    write_output(Path(options.outputs_path), "".join(f"{prediction}\n" for prediction in result["predictions"]))
+    write_lines(Path(options.outputs_path), result["predictions"])
     if "correct" in result:
         print_correct(result["correct"], result["questions"])
     else:
@@ -242,25 +251,24 @@ def read_params(path: Path, model: CausalModel, tokenizer: Tokenizer, options: a
     """Put the weights of a .params file into `model`."""
     if not path.is_file():
         raise DataError(f"{path}: no such file; give --reading_params_path what pretrain or finetune wrote")
-    with open(path, "rb") as file:
-        start = file.read(2)
-    if start in (b"PK", b"\x80\x02"):
-        tensors = convert(path, options.convert)
-    else:
-        tensors = open_params(path, tokenizer, options.variant)
+    tensors = open_params(path, tokenizer, options)
     mismatch = describe_mismatch(tensors, weights(model))
     if mismatch:
         raise RunError(f"{path}: these weights are not of the {options.variant} model: {mismatch}")
     model.load_state_dict(tensors, strict=False)
 
 
-def open_params(path: Path, tokenizer: Tokenizer, variant: str) -> dict[str, Tensor]:
+def open_params(path: Path, tokenizer: Tokenizer, options: argparse.Namespace) -> dict[str, Tensor]:
+    """The tensors of a .params file, whose characters and variant must be those of this command."""
+    variant = options.variant
     try:
         with safe_open(path, framework="pt") as file:
             facts = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError) as error:
-        raise DataError(f"{path}: not a .params file ({error})") from None
+        if is_pickled(path):
+            return convert(path, options.convert)
+        raise DataError(f"{path}: not a .params file, or a damaged one ({error}); make it again") from None
     if facts.get("tokenizer", tokenizer.fingerprint()) != tokenizer.fingerprint():
         raise RunError(
             f"{path}: trained with other characters than this corpus has; give the corpus it was trained with"
@@ -268,6 +276,12 @@ def open_params(path: Path, tokenizer: Tokenizer, variant: str) -> dict[str, Ten
     if facts.get("variant", variant) != variant:
         raise RunError(f"{path}: weights of the variant '{facts['variant']}', not '{variant}'")
     return tensors
+
+
+def is_pickled(path: Path) -> bool:
+    """Whether it begins as torch.save's files do: a zip archive, or in old versions a bare pickle."""
+    with open(path, "rb") as file:
+        return file.read(2) in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 def convert(path: Path, allowed: bool) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ Exit codes: 0 done, 2 something in the user's input, 1 a fault of the program, 1
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Optional
@@ -29,6 +30,7 @@ Sets = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads it
     typer.Option("--set", metavar="A.B=C", help="Override a setting, such as model.width=128; may be repeated."),
 ]
+SEEDS = 2**62  # torch takes no seed of more than 63 bits
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 
 
@@ -44,7 +46,7 @@ def root(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where the runs and the report go.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(min=0, help="Of the models; the world stays the same.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=SEEDS, help="Of the models; the world stays the same.")] = 0,
     sets: Sets = None,
 ) -> None:
     """Train with and without pretraining on the embedded world, compare, ask, and write a report."""
@@ -102,7 +104,7 @@ def predict(
     temperature: Annotated[float, typer.Option(help="0 is greedy (language models).")] = 0.8,
     top_k: Annotated[int, typer.Option(help="Choose among the k likeliest tokens; 0: all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Choose among the likeliest tokens that hold this probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=SEEDS, help="Of the sampling.")] = 0,
     alternatives: Annotated[int, typer.Option(min=0, help="Other answers to show (questions).")] = 3,
     device: Device = "auto",
 ) -> None:
@@ -162,31 +164,45 @@ def data_check(
 
 
 def main() -> None:
-    """Run a command; turn what went wrong into a message and an exit code."""
+    """What the shell calls."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # what a terminal cannot show
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run a command; turn what went wrong into a message and an exit code. A fault is raised with its traceback."""
+    code = 0
     try:
-        code = app(standalone_mode=False) or 0
+        with typer.main.get_command(app).make_context("headway", arguments) as context:
+            context.command.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as leaving:
+        code = leaving.exit_code
     except UserError as error:
         code = fail(str(error), 2)
     except KeyboardInterrupt:
         code = fail("interrupted", 130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        code = 0
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
-        code = known(error)
-    sys.exit(code)
+        if hasattr(error, "format_message"):
+            code = wrong_arguments(error)
+        elif type(error).__name__ == "Interrupted":  # of headway.training.loop, which is not imported for its name
+            code = fail(str(error), 130)
+        else:
+            raise
+    return code
 
 
-def known(error: Exception) -> int:
-    """The exit code of an interruption or of wrong options; a fault is raised again with its traceback."""
-    name = type(error).__name__
-    if name == "Interrupted":
-        return fail(str(error), 130)
-    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # wrong options or arguments
-        return fail(f"{error.format_message()}; see headway --help", 2)
-    if name == "Abort":
-        return fail("interrupted", 130)
-    raise error
+def wrong_arguments(error: Exception) -> int:
+    """Say what is wrong with the options or arguments, or print the help where there are none."""
+    message, context = error.format_message(), getattr(error, "ctx", None)  # type: ignore[attr-defined]
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(message, file=sys.stderr)
+        return 2
+    place = context.command_path if context is not None else "headway"
+    return fail(f"{message.rstrip('.')}; see {place} --help", 2)
 
 
 def fail(message: str, code: int) -> int:

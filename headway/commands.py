@@ -3,35 +3,53 @@
 from __future__ import annotations
 
 import sys
+import textwrap
+from collections.abc import Iterator
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
-from headway.configuration import find, load_settings, name_of, recipe_names
+from headway.configuration import find, load_settings, recipe_names
 from headway.console import clock, reporter
 from headway.data import catalog
 from headway.data.world import WorldSettings
-from headway.errors import DataError, UserError
-from headway.files import write_output
+from headway.errors import DataError, TextError, UserError
+from headway.files import one_line, write_lines
 from headway.generation import Sampling
-from headway.run import Run, load, train
+from headway.run import Run, free_directory, load, train
 from headway.tasks import LanguageModelling, QuestionAnswering
 from headway.text import read_documents, read_pairs, read_text
+from headway.training.loop import Interrupted
 
 
 def list_recipes() -> None:
+    """Every recipe with the comment it begins with."""
     for name in recipe_names():
-        first = find(name).read_text("utf-8").split("\n", 1)[0].lstrip("# ")
-        print(f"{name:28} {first}")
+        comment = takewhile(lambda line: line.startswith("#"), find(name).read_text("utf-8").split("\n"))
+        words = " ".join(line.lstrip("# ") for line in comment)
+        print(textwrap.fill(f"{name:28} {words}", 118, subsequent_indent=" " * 29))
 
 
 def train_command(source: str, sets: list[str], out: Path | None, resume: bool) -> None:
     report = reporter()
     settings = load_settings(source, sets)
-    if resume and out is None:
-        path = Path(source)
-        out = path if path.is_dir() else path.parent if path.name == "run.toml" else Path("runs", name_of(find(source)))
-    run = train(settings, out, resume=resume, report=report)
+    directory = out or (resumed_directory(source, settings.name) if resume else free_directory(settings.name))
+    try:
+        run = train(settings, directory, resume=resume, report=report)
+    except Interrupted as interruption:
+        raise Interrupted(f"{interruption}; go on with: headway train {directory} --resume") from None
     print(f"{run.path}: {summary(run)}")
+
+
+def resumed_directory(source: str, name: str) -> Path:
+    """The run directory that was named, else the newest of runs/NAME, runs/NAME-2 and so on."""
+    path = Path(source)
+    if (path / "run.toml").is_file():
+        return path
+    if path.name == "run.toml" and (path.parent / "tokenizer.json").is_file():  # a run's own, not one to start from
+        return path.parent
+    numbered = (Path("runs", f"{name}-{number}") for number in count(2))
+    return [Path("runs", name), *takewhile(Path.exists, numbered)][-1]
 
 
 def summary(run: Run) -> str:
@@ -56,12 +74,14 @@ def scores(evaluation: dict[str, Any]) -> list[str]:
 def evaluate_command(path: Path, split: str, out: Path | None, device: str) -> None:
     run = load(path, device)
     result = run.evaluate(split)
+    if not result.get("questions", result.get("tokens")):
+        raise UserError(f"{run.path}: {split}: nothing was held out to measure on; name a file with --split")
     shown = scores(result) or [f"{result['questions']} questions without answers, so no accuracy"]
     print(f"{run.path}: {split}: {', '.join(shown)}")
     if "predictions" in result:
         name = split if split in ("train", "dev", "test") else Path(split).name
         target = out or run.path / "predictions" / f"{name}.txt"
-        write_output(target, "".join(f"{prediction}\n" for prediction in result["predictions"]))
+        write_lines(target, result["predictions"])
         print(f"predictions written to {target}")
     elif out is not None:
         raise UserError(f"--out {out}: this run's task makes no predictions to write")
@@ -71,22 +91,46 @@ def predict_command(
     path: Path, inputs: list[str] | None, limit: int, sampling: Sampling, alternatives: int, device: str
 ) -> None:
     run = load(path, device)
-    lines = inputs if inputs else (line.rstrip("\r\n") for line in sys.stdin)
-    for text in lines:
-        if isinstance(run.task, QuestionAnswering):
-            print(describe_answer(run.answer(text, alternatives)[0]) if text.strip() else "", flush=True)
-        elif isinstance(run.task, LanguageModelling):
-            print(text, end="", flush=True)
-            for piece in run.complete(text, limit, sampling):
-                print(piece, end="", flush=True)
-            print(flush=True)
-        else:
-            raise UserError(f"{run.path}: a run whose task is {run.settings.task.name} makes no predictions")
+    if not isinstance(run.task, QuestionAnswering | LanguageModelling):
+        raise UserError(f"{run.path}: a run whose task is {run.settings.task.name} makes no predictions")
+    for place, text in (("", text) for text in inputs) if inputs else standard_input():
+        try:
+            if place and not text.strip():
+                print(flush=True)
+            elif isinstance(run.task, QuestionAnswering):
+                print(describe_answer(run.answer(text, alternatives)[0]), flush=True)
+            else:
+                print_completion(text, run.complete(text, limit, sampling))
+        except TextError as error:
+            raise TextError(f"{place}{error}") from None
+
+
+def standard_input() -> Iterator[tuple[str, str]]:
+    """(where it stands, a line) for each line of standard input."""
+    if sys.stdin.isatty():
+        print("one input a line; Ctrl-D ends", file=sys.stderr)
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        place = f"standard input:{number}: "
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{place}not UTF-8 at byte {error.start + 1} (0x{line[error.start]:02x}); re-save it as UTF-8"
+            ) from None
+        yield place, text.rstrip("\r\n")
+
+
+def print_completion(prompt: str, pieces: Iterator[str]) -> None:
+    first = next(pieces, "")  # a prompt that is refused is not shown as if it were continued
+    print(prompt, end=first, flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print(flush=True)
 
 
 def describe_answer(answer: Any) -> str:
-    others = ", ".join(f"{text} {share:.0%}" for text, share in answer.alternatives)
-    return f"{answer.text}\t{answer.probability:.1%}" + (f"\t(else {others})" if others else "")
+    others = ", ".join(f"{one_line(text)} {share:.0%}" for text, share in answer.alternatives)
+    return f"{one_line(answer.text)}\t{answer.probability:.1%}" + (f"\t(else {others})" if others else "")
 
 
 def compare_command(paths: list[Path], out: Path) -> None:
@@ -107,17 +151,8 @@ def data_list_command() -> None:
 
 
 def data_get_command(name: str, out: Path | None, source: Path | None, sizes: dict[str, int]) -> None:
-    report = reporter()
     settings = WorldSettings(**sizes) if sizes else None
-    with report.progress(name, 1) as progress:
-        folder = catalog.get(
-            name,
-            out,
-            source,
-            say=report.say,
-            progress=lambda done, total: progress.update(done, {}),
-            settings=settings,
-        )
+    folder = catalog.get(name, out, source, say=reporter().say, settings=settings)
     print(f"{name}: {folder}")
 
 

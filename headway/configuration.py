@@ -8,6 +8,8 @@ What is left out has a default. Recipes are run files that come with Headway (`h
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -75,15 +77,22 @@ class RunSettings:
 def load_settings(source: str | Path | dict[str, Any], overrides: Iterable[str] = ()) -> RunSettings:
     """Settings from a recipe's name, a run file, a run directory, or tables; every problem is reported at once."""
     if isinstance(source, dict):
-        tables, base, name, shown = dict(source), Path.cwd(), "run", "settings"
+        tables, base, name, shown = copy.deepcopy(source), Path.cwd(), "run", "settings"
     else:
         path = find(source)
         tables, base, name, shown = read_toml(path), path.parent, name_of(path), str(source)
-    for assignment in overrides:
-        override(tables, assignment)
     problems: list[str] = []
+    typed: set[str] = set()  # the keys that --set gave
+    for assignment in overrides:
+        try:
+            typed.add(override(tables, assignment))
+        except SettingsError as error:
+            problems += error.problems
     known = ("tokenizer", "model", "task", "training", "pretraining")
-    problems += [f"[{key}]: unknown section{nearest(key, known)}" for key in tables if key not in known]
+    for key, value in tables.items():
+        if key not in known:
+            said = f"[{key}]: unknown section" if isinstance(value, dict) else f"{key}: stands in no section"
+            problems.append(said + nearest(key, known))
     settings = RunSettings(
         read(TokenizerSettings, tables.get("tokenizer", {}), "tokenizer", problems),
         read_kind(MODELS, "kind", "gpt", tables.get("model", {}), "model", problems),
@@ -94,8 +103,9 @@ def load_settings(source: str | Path | dict[str, Any], overrides: Iterable[str] 
     )
     if problems:
         raise SettingsError(problems, shown)
-    for _, stage in settings.stages():
-        make_absolute(stage.task, base)
+    make_absolute(settings.task, "task", base, typed)
+    if settings.pretraining is not None:
+        make_absolute(settings.pretraining.task, "pretraining.task", base, typed)
     return settings
 
 
@@ -119,31 +129,30 @@ def read_kind(
         problems.append(f"[{place}] must be a table, not {table!r}")
         return None
     kind = table.get(key, default)
-    if kind not in classes:
+    if not isinstance(kind, str) or kind not in classes:
         said = f"{place}.{key} = {kind!r}: unknown" if kind is not None else f"{place}.{key}: missing"
-        problems.append(f"{said}{nearest(str(kind), classes)}")
+        problems.append(f"{said}{nearest(str(kind or ''), classes)}")
         return None
     return read(classes[kind], table, place, problems)
 
 
-def make_absolute(task: Any, base: Path) -> None:
-    """Paths in a run file are relative to the file; data sets keep their names."""
+def make_absolute(task: Any, place: str, base: Path, typed: set[str]) -> None:
+    """Paths in a run file are relative to the file, typed ones to where they are typed; data sets keep their names."""
     for item in fields(task):
         value = getattr(task, item.name)
         if item.metadata.get("path") and value is not None and not value.startswith("data:"):
-            setattr(task, item.name, str((base / Path(value).expanduser()).absolute()))
+            start = Path.cwd() if f"{place}.{item.name}" in typed else base
+            setattr(task, item.name, str((start / os.path.expanduser(value)).absolute()))
 
 
 def find(source: str | Path) -> Path:
     """The file behind a recipe's name, a run file or a run directory."""
-    path = Path(source)
-    if path.is_dir() and (path / "run.toml").is_file():
-        return path / "run.toml"
-    if path.is_file():
-        return path
-    recipe = RECIPES / f"{source}.toml"
-    if recipe.is_file():
-        return recipe
+    path, recipe = Path(source), RECIPES / f"{source}.toml"
+    for each in (path / "run.toml", path, recipe):
+        if os.path.isfile(each):
+            return each
+    if os.path.isdir(path):
+        raise UserError(f"{source}: a folder without a run.toml in it, so not a run directory")
     if path.suffix == ".toml" or path.is_absolute():
         raise UserError(f"{source}: no such run file")
     raise UserError(f"'{source}' is neither a recipe nor a run file{nearest(str(source), recipe_names())}")
@@ -158,4 +167,4 @@ def name_of(path: Path) -> str:
     """What a run from this file is called: birthplaces-default, my-notes, or the run that it repeats."""
     if path.is_relative_to(RECIPES):
         return "-".join(path.relative_to(RECIPES).with_suffix("").parts)
-    return path.parent.name if path.name == "run.toml" else path.stem
+    return (path.absolute().parent.name or "run") if path.name == "run.toml" else path.stem

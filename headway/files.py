@@ -43,6 +43,16 @@ def write_output(path: Path, text: str) -> None:
         raise RunError(f"{path}: cannot be written ({error.strerror}); choose another file") from None
 
 
+def write_lines(path: Path, texts: Iterable[str]) -> None:
+    """Write a file the user asked for, one text a line."""
+    write_output(path, "".join(f"{one_line(text)}\n" for text in texts))
+
+
+def one_line(text: str) -> str:
+    """What a model wrote, fit for a line of a table: line ends and tabs within it become spaces."""
+    return text.translate(dict.fromkeys(map(ord, "\n\r\t"), " "))
+
+
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
 
@@ -52,11 +62,13 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = []
-    for line in path.read_text("utf-8").split("\n"):
+    for line in path.read_text("utf-8", errors="replace").split("\n"):
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
         except json.JSONDecodeError:
             continue
+        if isinstance(record, dict):
+            records.append(record)
     return records
 
 
@@ -90,15 +102,13 @@ class Ownership:
             self.handle = open(self.path, "a+", encoding="utf-8")
         except OSError as error:
             raise RunError(
-                f"{self.directory}: cannot be written ({error.strerror}); choose another directory with --out"
+                f"{self.directory}: cannot be written ({error.strerror}); choose another directory"
             ) from None
         if not self.take():
             self.handle.seek(0)
             owner = self.handle.read().strip() or "another process"
             self.handle.close()
-            raise RunError(
-                f"{self.directory}: in use by {owner}; wait for it, stop it, or choose another directory with --out"
-            )
+            raise RunError(f"{self.directory}: in use by {owner}; wait for it, stop it, or choose another directory")
         self.handle.seek(0)
         self.handle.truncate()
         self.handle.write(f"process {os.getpid()} on {os.uname().nodename if hasattr(os, 'uname') else 'this machine'}")

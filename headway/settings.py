@@ -104,6 +104,8 @@ def fit(value: Any, kind: Any) -> tuple[bool, Any]:
 def limits(value: Any, metadata: typing.Mapping[str, Any]) -> str | None:
     if not metadata:
         return None
+    if isinstance(value, str) and (problem := text_problem(value, metadata["path"])):
+        return problem
     choices = metadata["choices"]() if callable(metadata["choices"]) else metadata["choices"]
     if choices and value not in choices:
         close = nearest(str(value), choices)
@@ -123,34 +125,47 @@ def limits(value: Any, metadata: typing.Mapping[str, Any]) -> str | None:
     return None
 
 
+def text_problem(text: str, path: bool) -> str | None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return "holds bytes that are not UTF-8"
+    return "must name a file" if path and not text.strip() else None
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file, or a `SettingsError` that names file, line and column."""
     try:
         return tomllib.loads(path.read_text("utf-8-sig"))
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError([f"not TOML: {error}"], str(path)) from None
     except UnicodeDecodeError as error:
-        raise SettingsError([f"not UTF-8 at byte {error.start}; re-save it as UTF-8"], str(path)) from None
+        raise SettingsError([f"not UTF-8 at byte {error.start + 1}; re-save it as UTF-8"], str(path)) from None
+    except ValueError as error:  # not TOML, or a number of thousands of digits
+        raise SettingsError([f"not TOML: {error}; a run file holds key = value under [section]"], str(path)) from None
     except OSError as error:
         raise SettingsError([f"cannot be read: {error.strerror}"], str(path)) from None
 
 
-def override(tables: dict[str, Any], assignment: str) -> None:
-    """Put one `a.b=c` into `tables`; c is read as TOML, and as plain text where it is not TOML."""
+def override(tables: dict[str, Any], assignment: str) -> str:
+    """Put one `a.b=c` into `tables` and return `a.b`; c is read as TOML, and as plain text where it is not TOML."""
     key, equals, text = assignment.partition("=")
     parts = [part.strip() for part in key.split(".")]
     if not equals or len(parts) < 2 or not all(parts):
-        raise SettingsError([f"{assignment!r} is not section.key=value, as in model.width=128"], "--set")
-    try:
-        value = tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
+        raise SettingsError([f"--set {assignment!r}: not section.key=value, as in model.width=128"])
     table = tables
     for part in parts[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise SettingsError([f"{assignment!r}: '{part}' is a value, not a section"], "--set")
-    table[parts[-1]] = value
+            raise SettingsError([f"--set {assignment!r}: '{part}' is a value, not a section"])
+    table[parts[-1]] = toml_or_text(text)
+    return ".".join(parts)
+
+
+def toml_or_text(text: str) -> Any:
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except ValueError:
+        return text
+    return found["value"] if len(found) == 1 else text  # more lines of TOML are no value
 
 
 def to_table(instance: Any) -> dict[str, Any]:

@@ -1,0 +1,307 @@
+"""Whatever is wrong with what a user gives: exit code 2, the file, the line, the value and the way out, no traceback,
+and nothing left behind that stands in the way of a second try."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import headway
+from headway.cli import run_command
+from headway.configuration import load_settings
+from headway.files import Ownership
+from headway.text import Characters
+
+Captured = pytest.CaptureFixture[str]
+QUESTION = "Where was Ada Lund born?"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with two checkpoints; `run` copies it."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "train.tsv").write_text(f"{QUESTION}\tOslo\nWhere was Bo Moe born?\tRome\n")
+    task = {"name": "question_answering", "questions": str(folder / "train.tsv"), "dev": str(folder / "train.tsv")}
+    tables = {
+        "task": task | {"longest_answer": 4},
+        "model": {"width": 16, "layers": 1, "heads": 2, "block": 48},
+        "training": {"steps": 6, "batch_size": 2, "evaluate_every": 3, "learning_rate": 1e-6},
+    }
+    run = headway.train(tables, folder / "run")
+    assert run.checkpoints.steps() == [3, 6] and run.step == 3
+    return run.path
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "copy"))
+
+
+def refused(capsys: Captured, *arguments: object) -> str:
+    """What the command says when it is refused."""
+    capsys.readouterr()
+    assert run_command([str(argument) for argument in arguments]) == 2
+    shown = capsys.readouterr().err
+    assert "headway: " in shown and "Traceback" not in shown
+    return shown.split("headway: ", 1)[1]
+
+
+# ---- data: a file that is wrong is named, nothing is left, and the same command works when it is mended
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("wiki.txt", None, "wiki.txt: no such file"),
+        ("wiki.txt", b"", "wiki.txt: empty"),
+        ("wiki.txt", b" \n\n", "wiki.txt: empty"),
+        ("wiki.txt", b"Ada.\nCaf\xe9 .\n", "wiki.txt:2: not UTF-8 at byte 4 (0xe9); re-save it as UTF-8"),
+        ("wiki.txt", b"Ada\nB\0o\n", "wiki.txt:2: NUL byte at byte 2"),
+        ("wiki.txt", "Ada".encode("utf-16"), "wiki.txt: this is UTF-16"),
+        ("train.tsv", None, "train.tsv: no such file"),
+        (
+            "train.tsv",
+            b"Where?\tOslo\nWhere now?\n",
+            "train.tsv:2: 1 column where 2 are wanted (question<TAB>answer): 'Where now?'",
+        ),
+        ("train.tsv", b"Where?\tOslo\tRome\n", "train.tsv:1: 3 columns where 2 are wanted"),
+        ("train.tsv", b"Where?\t \n", "train.tsv:1: empty answer to 'Where?'"),
+        ("train.tsv", b"Where was " + b"A" * 50 + b" born?\tOslo\n", "train.tsv:1: question and answer have 72 tokens"),
+        ("dev.tsv", None, "dev.tsv: no such file"),
+        ("dev.tsv", "Where was Ünal born?\tOslo\n".encode(), "dev.tsv:1: never seen in training: 'Ü' (U+00DC)"),
+        ("dev.tsv", b"Where was " + b"A" * 50 + b" born?\tOslo\n", "dev.tsv:1: the prompt has 67 tokens"),
+    ],
+)
+def test_bad_data_is_named_and_the_mended_command_works(
+    run_file: Path, capsys: Captured, file: str, content: bytes | None, message: str
+) -> None:
+    path = run_file.parent / file
+    good = path.read_bytes()
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    command = ("train", run_file, "--out", run_file.parent / "new" / "run", "--set", "training.steps=1")
+    shown = refused(capsys, *command)
+    assert message in shown and str(path) in shown
+    assert not (run_file.parent / "new").exists()
+    path.write_bytes(good)
+    assert run_command([str(part) for part in command]) == 0
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_read_and_said(run_file: Path, capsys: Captured) -> None:
+    command = ["train", str(run_file), "--out"]
+    assert run_command([*command, str(run_file.parent / "plain")]) == 0
+    wiki = run_file.parent / "wiki.txt"
+    wiki.write_bytes(b"\xef\xbb\xbf" + wiki.read_bytes().replace(b"\n", b"\r\n"))
+    capsys.readouterr()
+    assert run_command([*command, str(run_file.parent / "marked")]) == 0
+    shown = capsys.readouterr().err
+    assert f"{wiki}: byte-order mark removed" in shown and f"{wiki}: 16 CRLF line ends read as LF" in shown
+    first, second = (headway.load(run_file.parent / name).model.state_dict() for name in ("plain", "marked"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_corpus_shorter_than_a_row_is_refused(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "notes.txt").write_text("too short")
+    (tmp_path / "mine.toml").write_text('[task]\nname = "language_modelling"\ncorpus = "notes.txt"\n')
+    command = ("train", tmp_path / "mine.toml", "--out", tmp_path / "run")
+    shown = refused(capsys, *command)
+    assert "notes.txt: 9 tokens to train on are fewer than a row of model.block = 128; give a longer text" in shown
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.toml", "notes.txt"]
+
+
+def test_a_language_model_may_hold_nothing_out(tmp_path: Path, capsys: Captured) -> None:
+    """It trains to its end; only evaluating it asks for a file."""
+    (tmp_path / "notes.txt").write_text("the cat sat on the mat " * 4)
+    tables = {
+        "task": {"name": "language_modelling", "corpus": str(tmp_path / "notes.txt"), "holdout": 0.0},
+        "model": {"width": 16, "layers": 1, "heads": 2, "block": 16},
+        "training": {"steps": 1, "batch_size": 2},
+    }
+    path = headway.train(tables, tmp_path / "run").path
+    assert "nothing was held out to measure on; name a file" in refused(capsys, "evaluate", path)
+    assert "no test split" in refused(capsys, "evaluate", path, "--split", "test")
+
+
+def test_the_column_of_a_table_may_be_counted() -> None:
+    """As the message about a table without a header says."""
+    task = {"name": "language_modelling", "corpus": "table.tsv", "column": 1}
+    assert load_settings({"task": task}).task.column == 1
+
+
+def test_an_unknown_key_is_refused_before_anything_is_written(run_file: Path, capsys: Captured) -> None:
+    shown = refused(capsys, "train", run_file, "--set", "model.widht=3", "--out", run_file.parent / "run")
+    assert shown == f"{run_file}: a problem\n  - model.widht: unknown key; did you mean 'width'?\n"
+    assert not (run_file.parent / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("training.seed=99999999999999999999999", "training.seed = 99999999999999999999999: must be at most"),
+        ("training.device=cuda", "'cuda': not on this machine; here: cpu"),
+        ("training.device=gpu", "training.device = 'gpu': must be one of auto, cpu, cuda, mps"),
+        ("tokenizer.kind=word", "did you mean 'words'?"),
+        ("pretraining.task.shortest=60", "task.shortest (60) is more than fits a row of model.block = 48"),
+    ],
+)
+def test_impossible_settings_leave_nothing_behind(run_file: Path, capsys: Captured, setting: str, message: str) -> None:
+    if "=cuda" in setting and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    assert message in refused(capsys, "train", run_file, "--set", setting, "--out", run_file.parent / "run")
+    assert not (run_file.parent / "run").exists()
+
+
+def test_a_precision_that_the_machine_lacks_leaves_nothing_behind(
+    run_file: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.training.device.has_bfloat16", lambda device: (False, "no such units here"))
+    command = ("train", run_file, "--set", "training.precision=bfloat16", "--out", run_file.parent / "run")
+    assert "training.precision = 'bfloat16': no such units here; use 'float32' or 'auto'" in refused(capsys, *command)
+    assert not (run_file.parent / "run").exists()
+
+
+# ---- what is asked of a trained model
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ("Where was Ünal born?", "'Where was Ünal born?': never seen in training: 'Ü' (U+00DC), first at character 11"),
+        ("A" * 60, "the prompt has 61 tokens, and the model's context is 48 (model.block); shorten it"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_refused(
+    trained: Path, tmp_path: Path, capsys: Captured, question: str, message: str
+) -> None:
+    assert message in refused(capsys, "predict", trained, question)
+    file = tmp_path / "more.tsv"
+    file.write_text(f"{QUESTION}\tOslo\n{question}\tRome\n", encoding="utf-8")
+    shown = refused(capsys, "evaluate", trained, "--split", file, "--out", tmp_path / "out.txt")
+    assert shown.startswith(f"{file}:2: ")
+    assert not (tmp_path / "out.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--split", "dve"), "'dve' is no split; did you mean 'dev'?"),
+        (("--split", "test"), "this run has no test split"),
+        (("--split", "nowhere.tsv"), "nowhere.tsv: no such file"),
+        (("--device", "gpu"), "'gpu': unknown"),
+        (("--device", "cuda"), "'cuda': not on this machine"),
+        (("--out", "/proc/nowhere/x.txt"), "/proc/nowhere/x.txt: cannot be written"),
+        (("--out", "/proc"), "/proc: cannot be written"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_made_is_refused(
+    trained: Path, capsys: Captured, arguments: tuple[str, str], message: str
+) -> None:
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    assert message in refused(capsys, "evaluate", trained, *arguments)
+
+
+# ---- directories
+
+
+def test_an_output_directory_that_cannot_be_used_is_refused(run_file: Path, capsys: Captured) -> None:
+    folder = run_file.parent
+    (folder / "full").mkdir()
+    (folder / "full" / "mine.txt").write_text("keep me")
+    train = ("train", run_file, "--out")
+    assert "full: exists already; choose another directory with --out" in refused(capsys, *train, folder / "full")
+    assert "wiki.txt: exists already" in refused(capsys, *train, folder / "wiki.txt")
+    assert "(Not a directory); choose another with --out" in refused(capsys, *train, folder / "wiki.txt" / "run")
+    assert "choose another with --out" in refused(capsys, *train, "/proc/nowhere/run")
+    assert (folder / "full" / "mine.txt").read_text() == "keep me"
+    (folder / "empty").mkdir()
+    assert run_command(["train", str(run_file), "--out", str(folder / "empty")]) == 0
+    assert "empty: exists already; continue it with --resume" in refused(capsys, *train, folder / "empty")
+
+
+def test_a_directory_that_another_process_works_in_is_refused(run: Path, capsys: Captured) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    with Ownership(run):
+        shown = refused(capsys, "train", run, "--resume")
+    assert f"{run}: in use by process {os.getpid()} on " in shown
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert run_command(["train", str(run), "--resume"]) == 0
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "compare"])
+def test_what_is_not_a_run_is_refused(command: str, tmp_path: Path, capsys: Captured) -> None:
+    assert "not a run directory (no run.toml in it)" in refused(capsys, command, tmp_path)
+    assert "not a run directory (no run.toml in it)" in refused(capsys, command, tmp_path / "nowhere")
+
+
+# ---- runs that were tampered with
+
+
+def test_a_run_without_checkpoints_says_how_to_go_on(run: Path, capsys: Captured) -> None:
+    shutil.rmtree(run / "checkpoints")
+    assert f"go on with: headway train {run} --resume" in refused(capsys, "evaluate", run)
+    assert run_command(["train", str(run), "--resume"]) == 0
+    assert headway.load(run).state.step == 6
+
+
+def test_another_tokenizer_is_refused(run: Path, capsys: Captured) -> None:
+    Characters.train(["other letters"]).save(run / "tokenizer.json")
+    for command in (("evaluate", run), ("train", run, "--resume")):
+        assert "is not the one these weights were trained with" in refused(capsys, *command)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"[1]", b"\xff"])
+def test_a_tokenizer_that_is_missing_or_damaged_is_refused(run: Path, capsys: Captured, content: bytes | None) -> None:
+    (run / "tokenizer.json").unlink()
+    if content is not None:
+        (run / "tokenizer.json").write_bytes(content)
+    assert f"{run / 'tokenizer.json'}:" in refused(capsys, "evaluate", run)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}"])
+def test_damaged_checkpoints_are_named(run: Path, capsys: Captured, file: str, content: bytes) -> None:
+    """The newest one is passed over for the one before; where none is whole, the message says which and why."""
+    newest, older = (run / "checkpoints" / f"step-0000000{step}" for step in (6, 3))
+    (newest / file).write_bytes(content)
+    assert run_command(["evaluate", str(run)]) == 0
+    assert f"{newest.name}: {file} is damaged; passed over" in capsys.readouterr().err
+    assert headway.load(run).state.step == 3
+    (older / file).write_bytes(content)
+    shown = refused(capsys, "evaluate", run)
+    assert newest.name in shown and older.name in shown and "--resume" in shown
+
+
+def test_a_damaged_best_checkpoint_is_not_used(run: Path, capsys: Captured) -> None:
+    best = run / "checkpoints" / "step-00000003" / "model.safetensors"
+    content = bytearray(best.read_bytes())
+    content[-1] ^= 1
+    best.write_bytes(content)
+    assert run_command(["evaluate", str(run)]) == 0
+    assert "step-00000003: model.safetensors is damaged; passed over" in capsys.readouterr().err
+    assert headway.load(run).step == 6
+
+
+def test_stray_files_in_a_run_do_no_harm(run: Path, capsys: Captured) -> None:
+    stray = run / "checkpoints" / "step-backup"
+    stray.mkdir()
+    (stray / "manifest.json").write_text("{}")
+    with open(run / "metrics.jsonl", "ab") as file:
+        file.write(b'5\n"text"\n\xff\xfe\n{"step": 6, "lo')
+    assert run_command(["evaluate", str(run)]) == 0
+    assert run_command(["compare", str(run), "--out", str(run / "plot.png")]) == 0
+    assert run_command(["train", str(run), "--resume"]) == 0
+
+
+def test_a_run_file_that_was_changed_is_read_as_strictly_as_any(run: Path, capsys: Captured) -> None:
+    file = run / "run.toml"
+    file.write_text(file.read_text().replace("width = 16", "widht = 16"))
+    assert "model.widht: unknown key; did you mean 'width'?" in refused(capsys, "evaluate", run)
+    file.write_text(file.read_text().replace("widht = 16", "width = 32"))
+    assert "these weights are of another model: 'blocks.0" in refused(capsys, "evaluate", run)

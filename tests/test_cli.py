@@ -1,0 +1,405 @@
+"""What a user types: help at once, exit codes, and each command from its arguments to what it prints."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import headway
+from headway.cli import run_command
+
+COMMANDS = ["", "demo", "train", "evaluate", "predict", "compare", "data", "data list", "data get", "data check"]
+CALL = [sys.executable, "-m", "headway"]
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that answers questions, beside its data."""
+    folder = tmp_path_factory.mktemp("answers")
+    lines = [f"Where was {name} born?\t{town}\n" for name in ("Ada", "Bo", "Cy", "Di") for town in ("Oslo", "Rome")]
+    (folder / "train.tsv").write_text("".join(lines))
+    (folder / "dev.tsv").write_text("".join(lines[:4]))
+    files = {"questions": str(folder / "train.tsv"), "dev": str(folder / "dev.tsv")}
+    return train(folder, {"name": "question_answering", "longest_answer": 4, **files})
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that continues text."""
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "notes.txt").write_text("the cat sat on the mat\n" * 20)
+    return train(folder, {"name": "language_modelling", "corpus": str(folder / "notes.txt")})
+
+
+def train(folder: Path, task: dict[str, object]) -> Path:
+    model = {"width": 16, "layers": 1, "heads": 2, "block": 32}
+    training = {"steps": 3, "batch_size": 4, "log_every": 1, "evaluate_every": 2}
+    return headway.train({"task": task, "model": model, "training": training}, folder / "run").path
+
+
+def type_in(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), "utf-8"))
+
+
+# ---- help and exit codes
+
+
+def test_help_is_instant_and_needs_no_torch() -> None:
+    script = (
+        "import sys\n"
+        "from headway.cli import run_command\n"
+        f"for command in {COMMANDS}:\n"
+        "    assert run_command([*command.split(), '--help']) == 0, command\n"
+        "loaded = {'torch', 'numpy', 'matplotlib', 'headway.run'} & sys.modules.keys()\n"
+        "assert not loaded, loaded\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Usage: headway") == len(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_comes_in_under_a_second(command: str) -> None:
+    def seconds() -> float:
+        began = time.perf_counter()
+        subprocess.run([*CALL, *command.split(), "--help"], check=True, stdout=subprocess.DEVNULL)
+        return time.perf_counter() - began
+
+    assert seconds() < 1 or seconds() < 1
+
+
+def test_the_version_is_printed(capsys: Captured) -> None:
+    assert run_command(["--version"]) == 0
+    assert capsys.readouterr().out == f"headway {headway.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bogus"], "headway: No such command 'bogus'; see headway --help"),
+        (["evaluate"], "headway: Missing argument 'RUN'; see headway evaluate --help"),
+        (["train", "--bogus"], "see headway train --help"),
+        (["predict", "x", "--limit", "0"], "see headway predict --help"),
+        (["predict", "x", "--seed", str(2**64)], "see headway predict --help"),
+        (["predict", "nowhere", "--temperature", "nan"], "headway: temperature (nan) must be 0 (greedy) or above"),
+        (["data", "get", "wolrd"], "headway: no data set 'wolrd'; did you mean 'world'?"),
+        (["data", "get", "world", "--people", "0"], "people (0) must be at least 4"),
+        (["data", "get", "shakespeare", "--people", "9"], "takes no world settings"),
+        (["data", "check", "--errors", "ignore", "x"], "--errors ignore: must be strict or replace"),
+        (["train", "world/demo", "--set", "model.width"], "--set 'model.width': not section.key=value"),
+    ],
+)
+def test_wrong_arguments_leave_with_2_and_one_message(arguments: list[str], message: str, capsys: Captured) -> None:
+    assert run_command(arguments) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.startswith("headway: ") and ".;" not in shown and "Traceback" not in shown
+
+
+@pytest.mark.parametrize("arguments", [[], ["data"]])
+def test_no_arguments_bring_the_help(arguments: list[str], capsys: Captured) -> None:
+    assert run_command(arguments) == 2
+    assert capsys.readouterr().err.startswith("Usage: headway")
+
+
+def test_a_fault_of_the_program_shows_its_traceback_and_leaves_with_1() -> None:
+    script = (
+        "import headway.cli, headway.commands\n"
+        "headway.commands.data_list_command = lambda: 1 / 0\n"
+        "import sys; sys.argv = ['headway', 'data', 'list']; headway.cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+
+
+def test_ctrl_c_leaves_with_130(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("headway.commands.data_list_command", interrupted)
+    assert run_command(["data", "list"]) == 130
+    assert capsys.readouterr().err == "headway: interrupted\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([*CALL, "train", "--recipes"], stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_terminal_that_cannot_show_a_character_is_no_error() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*CALL, "train", "Zürich"], capture_output=True, env=environment, check=False)
+    assert done.returncode == 2
+    assert b"Z\\xfcrich" in done.stderr and b"Traceback" not in done.stderr
+
+
+# ---- train
+
+
+def test_training_prints_plain_lines_where_there_is_no_terminal(run_file: Path, capsys: Captured) -> None:
+    out = run_file.parent / "out"
+    assert run_command(["train", str(run_file), "--out", str(out), "--set", "training.steps=2"]) == 0
+    captured = capsys.readouterr()
+    assert re.fullmatch(rf"{out}: step 8, 0:\d\d of training, dev accuracy \d+.\d% \(\d of 4\)\n", captured.out)
+    assert "\x1b" not in captured.err and "\r" not in captured.err
+    assert re.search(r"^pretraining: step 6/6  loss \d", captured.err, re.MULTILINE)
+    assert headway.load(out).settings.training.steps == 2
+
+
+def test_without_out_every_run_gets_a_directory_of_its_own(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(run_file.parent)
+    sets = ["--set", "training.steps=1", "--set", "pretraining.training.steps=1"]
+    for name in ("tiny", "tiny-2"):
+        assert run_command(["train", "tiny.toml", *sets]) == 0
+        assert capsys.readouterr().out.startswith(f"runs/{name}: step 2")
+
+
+def test_an_interrupted_run_is_resumed_as_its_message_says(run_file: Path) -> None:
+    """Ctrl-C in a process of its own; the command that the message names finishes the run."""
+    command = [*CALL, "train", "tiny.toml", "--set", "training.steps=100000", "--set", "training.evaluate_every=5"]
+    process = subprocess.Popen(command, cwd=run_file.parent, stderr=subprocess.PIPE, text=True)
+    metrics = run_file.parent / "runs" / "tiny" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while (
+        time.monotonic() < deadline
+        and process.poll() is None
+        and not (metrics.exists() and '"training"' in metrics.read_text())
+    ):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == 130, shown
+    stopped = re.search(
+        r"stopped after step ([\d,]+), state saved; go on with: headway (train runs/tiny --resume)", shown
+    )
+    assert stopped is not None, shown
+    step = int(stopped[1].replace(",", ""))
+    assert headway.load(run_file.parent / "runs/tiny").state.step == step
+
+    saved = run_file.parent / "runs" / "tiny" / "run.toml"
+    saved.write_text(saved.read_text().replace("steps = 100000", f"steps = {step - 3}"))  # 6 of it were pretraining
+    done = subprocess.run(
+        [*CALL, *stopped[2].split()], cwd=run_file.parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"runs/tiny: step {step + 3:,}, ")
+
+
+def test_resume_finds_the_run_that_a_run_file_was_trained_in(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """Also where the user's own file is called run.toml: that does not make its folder a run directory."""
+    monkeypatch.chdir(run_file.parent)
+    own = run_file.rename("run.toml")
+    name = run_file.parent.name
+    assert run_command(["train", "run.toml"]) == 0
+    assert run_command(["train", "run.toml"]) == 0
+    before = set(Path().iterdir())
+    capsys.readouterr()
+    for source, found in (("run.toml", f"{name}-2"), (f"runs/{name}", name), (f"runs/{name}/run.toml", name)):
+        assert run_command(["train", source, "--resume"]) == 0
+        assert capsys.readouterr().out.startswith(f"runs/{found}: step 11")
+    assert set(Path().iterdir()) == before and own.exists()
+
+
+# ---- evaluate
+
+
+def test_evaluate_scores_a_split_and_writes_predictions(answers: Path, capsys: Captured) -> None:
+    assert run_command(["evaluate", str(answers)]) == 0
+    shown = capsys.readouterr().out
+    assert re.match(rf"{answers}: dev: accuracy \d+.\d% \(\d of 4\)\n", shown)
+    assert len((answers / "predictions" / "dev.txt").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("with_answers", [True, False])
+def test_evaluate_scores_a_file(answers: Path, tmp_path: Path, capsys: Captured, with_answers: bool) -> None:
+    answer = "\tOslo" if with_answers else ""
+    (tmp_path / "more.tsv").write_text(f"Where was Ada born?{answer}\nWhere was Bo born?{answer}\n")
+    out = tmp_path / "new" / "predictions.txt"
+    assert run_command(["evaluate", str(answers), "--split", str(tmp_path / "more.tsv"), "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        ("accuracy" in shown and " of 2)" in shown)
+        if with_answers
+        else "2 questions without answers, so no accuracy" in shown
+    )
+    assert len(out.read_text().splitlines()) == 2
+
+
+def test_evaluate_measures_a_language_model(text: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert run_command(["evaluate", str(text), "--device", "cpu"]) == 0
+    assert re.search(r"dev: loss \d.\d+, perplexity \d+.\d+, \d.\d+ bits a byte", capsys.readouterr().out)
+    (tmp_path / "other.txt").write_text("the mat sat on the cat")
+    assert run_command(["evaluate", str(text), "--split", str(tmp_path / "other.txt")]) == 0
+    assert run_command(["evaluate", str(text), "--out", str(tmp_path / "x")]) == 2
+    assert "makes no predictions to write" in capsys.readouterr().err
+
+
+# ---- predict
+
+
+def test_predict_answers_arguments_in_their_order(answers: Path, capsys: Captured) -> None:
+    questions = ["Where was Ada born?", "Where was Bo born?"]
+    assert run_command(["predict", str(answers), *questions, "--alternatives", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(re.fullmatch(r".*\t\d+.\d%\t\(else .+ \d+%, .+ \d+%\)", line) for line in lines)
+    assert run_command(["predict", str(answers), questions[0], "--alternatives", "0"]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == lines[0].rsplit("\t", 1)[0]
+
+
+def test_an_answer_with_line_ends_stays_on_its_line(
+    answers: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr("headway.tasks.QuestionAnswering.text", lambda self, tokens: "Os\nlo\t")
+    assert run_command(["evaluate", str(answers)]) == 0
+    assert (answers / "predictions" / "dev.txt").read_text() == "Os lo \n" * 4
+    capsys.readouterr()
+    assert run_command(["predict", str(answers), "Where was Ada born?"]) == 0
+    assert capsys.readouterr().out.startswith("Os lo \t")
+
+
+def test_predict_answers_standard_input_line_by_line(
+    answers: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    type_in(monkeypatch, b"\xef\xbb\xbfWhere was Ada born?\r\n\nWhere was Bo born?")
+    assert run_command(["predict", str(answers)]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert len(lines) == 4 and lines[0] and lines[1] == "" and lines[2] and lines[3] == ""
+
+
+def test_predict_continues_text(text: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    command = ["predict", str(text), "--limit", "9", "--temperature", "0.9", "--top-k", "5", "--top-p", "0.9"]
+    assert run_command([*command, "the cat", "--seed", "3"]) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("the cat")
+    assert run_command([*command, "the cat", "--seed", "3"]) == 0
+    assert capsys.readouterr().out == first
+    type_in(monkeypatch, b"\nthe\n")
+    assert run_command(command) == 0
+    assert capsys.readouterr().out.startswith("\nthe")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"the\ncaf\xe9\n", "standard input:2: not UTF-8 at byte 4 (0xe9)"),
+        ("the\ncafé\n".encode(), "standard input:2: never seen in training: 'f' (U+0066), 'é' (U+00E9)"),
+    ],
+)
+def test_a_bad_line_of_standard_input_is_named(
+    text: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, data: bytes, message: str
+) -> None:
+    type_in(monkeypatch, data)
+    assert run_command(["predict", str(text), "--limit", "2"]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out.startswith("the") and "caf" not in captured.out
+
+
+def test_a_run_without_predictions_says_so(people: Path, capsys: Captured) -> None:
+    run = train(people, {"name": "span_corruption", "corpus": str(people / "wiki.txt")})
+    assert run_command(["predict", str(run), "Ada"]) == 2
+    assert "a run whose task is span_corruption makes no predictions" in capsys.readouterr().err
+
+
+# ---- compare
+
+
+@pytest.mark.parametrize(("name", "begins"), [("plot.png", b"\x89PNG"), ("new/plot.svg", b"<?xml")])
+def test_compare_shows_a_table_and_writes_a_plot(
+    answers: Path, text: Path, tmp_path: Path, capsys: Captured, name: str, begins: bytes
+) -> None:
+    assert run_command(["compare", str(answers), str(text), "--out", str(tmp_path / name)]) == 0
+    captured = capsys.readouterr()
+    rows = captured.out.splitlines()
+    assert rows[0].split() == ["run", "task", "parameters", "steps", "time", "tokens", "dev"]
+    assert (
+        rows[2].startswith(str(answers))
+        and "accuracy" in rows[2]
+        and rows[3].startswith(str(text))
+        and "loss" in rows[3]
+    )
+    assert (tmp_path / name).read_bytes().startswith(begins)
+    assert "Warning" not in captured.err
+
+
+@pytest.mark.parametrize("name", ["plot.jpg", "plot"])
+def test_compare_refuses_other_formats(answers: Path, tmp_path: Path, capsys: Captured, name: str) -> None:
+    assert run_command(["compare", str(answers), "--out", str(tmp_path / name)]) == 2
+    assert "a plot ends in .png, .svg, .pdf" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+# ---- data
+
+
+def test_data_list_says_what_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setenv("HEADWAY_DATA", str(tmp_path))
+    assert run_command(["data", "list"]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines()[::2]] == ["world", "birthplaces", "shakespeare"]
+    assert shown.count("not on this machine") == 2 and "generated when needed" in shown
+    assert run_command(["data", "get", "world"]) == 0
+    assert run_command(["data", "list"]) == 0
+    assert f"in {tmp_path / 'world'}" in capsys.readouterr().out
+
+
+def test_the_same_seed_makes_the_same_world(tmp_path: Path, capsys: Captured) -> None:
+    def world(name: str, seed: int) -> dict[str, bytes]:
+        out = tmp_path / name
+        options = ["--people", "20", "--unseen", "4", "--towns", "3", "--phrasings", "2", "--seed", str(seed)]
+        assert run_command(["data", "get", "world", "--out", str(out), *options]) == 0
+        return {path.name: path.read_bytes() for path in out.iterdir()}
+
+    assert world("a", 1) == world("b", 1)
+    assert world("c", 2)["wiki.txt"] != world("a", 1)["wiki.txt"]
+    captured = capsys.readouterr()
+    assert f"world: {tmp_path / 'a'}" in captured.out and "already there" in captured.err
+    assert run_command(["data", "get", "world", "--out", str(tmp_path / "a"), "--seed", "2"]) == 2
+    assert "holds another world" in capsys.readouterr().err
+
+
+def test_data_get_copies_from_a_folder_and_says_one_line_a_file(
+    real_data: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    command = ["data", "get", "shakespeare", "--from", str(real_data), "--out", str(tmp_path / "s")]
+    assert run_command(command) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"shakespeare: {tmp_path / 's'}\n"
+    assert len(captured.err.splitlines()) == 1 and "1,115,394 bytes" in captured.err
+
+
+def test_data_check_reports_every_file(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "good.txt").write_bytes("\ufeffone\r\ntwo ü\r\n".encode())
+    (tmp_path / "good.tsv").write_text("q?\ta\n")
+    (tmp_path / "questions.tsv").write_text("q?\n")
+    (tmp_path / "good.jsonl").write_text('{"text": "abc"}\n')
+    (tmp_path / "bad.tsv").write_text("q?\ta\nr?\n")
+    names = ["good.txt", "good.tsv", "questions.tsv", "good.jsonl"]
+    assert run_command(["data", "check", *(str(tmp_path / name) for name in names)]) == 0
+    captured = capsys.readouterr()
+    assert "2 lines, 8 characters, 7 distinct, 5 in the middle line" in captured.out
+    assert "1 questions with answers" in captured.out and "1 questions without answers" in captured.out
+    assert "byte-order mark removed" in captured.err and "2 CRLF line ends read as LF" in captured.err
+    assert run_command(["data", "check", str(tmp_path / "bad.tsv"), str(tmp_path / "good.tsv")]) == 2
+    captured = capsys.readouterr()
+    assert f"{tmp_path / 'bad.tsv'}:2: 1 column where 2 are wanted" in captured.err
+    assert "1 of 2 files cannot be used as they are" in captured.err
+    assert "good.tsv: 1 questions with answers" in captured.out

@@ -1,0 +1,216 @@
+"""A run file is read strictly: every problem is named at once, and what is written reads back the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import headway
+from headway.configuration import load_settings
+from headway.errors import SettingsError, UserError
+from headway.settings import override, to_toml
+
+TASK = {"name": "language_modelling", "corpus": "notes.txt"}
+
+
+def problems(tables: dict[str, Any], *sets: str) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        load_settings({"task": TASK, **tables}, sets)
+    assert all(problem in str(caught.value) for problem in caught.value.problems)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        ({"model": {"widht": 64}}, "model.widht: unknown key; did you mean 'width'?"),
+        ({"model": {"width": "64"}}, "model.width = '64': must be a whole number"),
+        ({"model": {"width": 64.5}}, "model.width = 64.5: must be a whole number"),
+        ({"model": {"width": True}}, "model.width = True: must be a whole number"),
+        ({"model": {"width": 0}}, "model.width = 0: must be at least 1"),
+        ({"model": {"dropout": 1.0}}, "model.dropout = 1.0: must be below 1"),
+        ({"model": {"tied": 1}}, "model.tied = 1: must be true or false"),
+        (
+            {"model": {"positions": "rotery"}},
+            "must be one of learned, sinusoidal, rotary, none; did you mean 'rotary'?",
+        ),
+        ({"model": {"width": 64, "heads": 6}}, "model.heads: heads (6) must divide width (64)"),
+        ({"model": {"kind": "gtp"}}, "model.kind = 'gtp': unknown; did you mean 'gpt'?"),
+        ({"model": {"kind": ["gpt"]}}, "model.kind = ['gpt']: unknown; did you mean 'gpt'?"),
+        ({"model": 5}, "[model] must be a table, not 5"),
+        ({"modle": {}}, "[modle]: unknown section; did you mean 'model'?"),
+        ({"steps": 5}, "steps: stands in no section; known: tokenizer, model, task, training, pretraining"),
+        (
+            {"task": {"corpus": "x"}},
+            "task.name: missing; known: language_modelling, span_corruption, question_answering",
+        ),
+        ({"task": {"name": "language_modeling"}}, "unknown; did you mean 'language_modelling'?"),
+        ({"task": {"name": "language_modelling"}}, "task.corpus: missing; the text to learn"),
+        ({"task": {**TASK, "corpus": ""}}, "task.corpus = '': must name a file"),
+        ({"task": {**TASK, "corpus": "\udcff"}}, "holds bytes that are not UTF-8"),
+        ({"training": {"learning_rate": float("nan")}}, "must be a finite number"),
+        ({"training": {"patience": 3}}, "training.patience: early stopping needs training.evaluate_every"),
+        ({"tokenizer": {"size": 50}}, "tokenizer.size: a characters tokenizer has no size to choose"),
+        ({"pretraining": 3}, "[pretraining] must hold [pretraining.task] and [pretraining.training], not 3"),
+        ({"pretraining": {"tsak": {}}}, "pretraining.tsak: unknown section; did you mean 'task'?"),
+        ({"pretraining": {"task": {"name": "span_corruption"}}}, "pretraining.task.corpus: missing"),
+    ],
+)
+def test_a_problem_names_the_key_the_value_and_the_way_out(tables: dict[str, Any], expected: str) -> None:
+    assert any(expected in problem for problem in problems(tables)), problems(tables)
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    found = problems(
+        {"model": {"widht": 1, "heads": 0}, "training": {"steps": -1}, "tokeniser": {}}, "nonsense", "model.layers=two"
+    )
+    assert len(found) == 6
+    for part in ("widht", "heads = 0", "steps = -1", "[tokeniser]", "--set 'nonsense'", "layers = 'two'"):
+        assert any(part in problem for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("a.b=3", 3),
+        ("a.b = 3", 3),
+        ("a.b=1_000", 1000),
+        ("a.b=6e-3", 6e-3),
+        ("a.b=true", True),
+        ("a.b=words", "words"),
+        ("a.b=two words", "two words"),
+        ("a.b=. ", ". "),  # a trailing space may be what is meant
+        ("a.b=x=y", "x=y"),
+        ("a.b=", ""),
+        ('a.b="3"', "3"),
+        ("a.b=/tmp/my notes #2.txt", "/tmp/my notes #2.txt"),
+        ("a.b=C:\\new\\table.txt", "C:\\new\\table.txt"),
+        ('a.b=["x", "y"]', ["x", "y"]),
+        ("a.b=1\n[c]\nd = 2", "1\n[c]\nd = 2"),  # no way to smuggle other keys in
+    ],
+)
+def test_set_takes_every_kind_of_value(assignment: str, expected: object) -> None:
+    tables: dict[str, Any] = {"a": {"b": "before", "other": 1}}
+    assert override(tables, assignment) == "a.b"
+    assert tables == {"a": {"b": expected, "other": 1}}
+    assert type(tables["a"]["b"]) is type(expected)
+
+
+@pytest.mark.parametrize("assignment", ["width=3", "model.width", "model.=3", ".width=3", "=", "", "model..width=3"])
+def test_set_needs_a_section_a_key_and_a_value(assignment: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(f"--set {assignment!r}: not section.key=value")):
+        load_settings({"task": TASK}, [assignment])
+
+
+def test_set_does_not_descend_into_a_value_or_change_the_callers_tables() -> None:
+    tables = {"task": dict(TASK), "model": {"width": 32}}
+    with pytest.raises(SettingsError, match="'width' is a value, not a section"):
+        load_settings(tables, ["model.width.x=3"])
+    assert load_settings(tables, ["model.width=64"]).model.width == 64
+    assert tables == {"task": TASK, "model": {"width": 32}}
+
+
+anything = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+
+
+@given(heading=anything, corpus=anything.filter(str.strip), share=st.floats(0.0, 1.0), rate=st.floats(1e-300, 1e300))
+def test_a_run_file_reads_back_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, heading: str, corpus: str, share: float, rate: float
+) -> None:
+    task = {"name": "span_corruption", "corpus": corpus, "heading": heading, "salient": share, "closing": True}
+    stage = {"task": task, "training": {"learning_rate": rate, "steps": 0}}
+    settings = load_settings({"task": task, "training": {"learning_rate": rate, "seed": 7}, "pretraining": stage})
+    path = tmp_path_factory.getbasetemp() / "run.toml"
+    path.write_bytes(settings.to_toml().encode())
+    assert load_settings(path) == settings
+
+
+def test_tables_within_tables_are_written_as_sections() -> None:
+    text = to_toml({"a": {"x": 1, "b": {"y": 'q"\\\n'}}, "c": {"d": {"z": [True, 1.5]}}})
+    assert text.split() == [
+        "[a]",
+        "x",
+        "=",
+        "1",
+        "[a.b]",
+        "y",
+        "=",
+        '"q\\"\\\\\\u000a"',
+        "[c.d]",
+        "z",
+        "=",
+        "[true,",
+        "1.5]",
+    ]
+
+
+def test_paths_are_relative_to_the_run_file_and_typed_ones_to_where_they_are_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "here").mkdir()
+    path = tmp_path / "files" / "mine.toml"
+    path.write_text(
+        '[task]\nname = "language_modelling"\ncorpus = "notes.txt"\n'
+        '[pretraining.task]\nname = "language_modelling"\ncorpus = "~/more.txt"\n[pretraining.training]\nsteps = 0\n'
+    )
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", "/home/me")
+    settings = load_settings("../files/mine.toml", ["task.validation=held out.txt"])
+    assert Path(settings.task.corpus).resolve() == tmp_path / "files" / "notes.txt"
+    assert settings.task.validation == str(tmp_path / "here" / "held out.txt")
+    assert settings.pretraining is not None and settings.pretraining.task.corpus == "/home/me/more.txt"
+    recipe = load_settings("shakespeare/char-laptop", ["task.corpus=mine.txt"])
+    assert recipe.task.corpus == str(tmp_path / "here" / "mine.txt")
+    assert load_settings("shakespeare/char-laptop").task.corpus == "data:shakespeare/input.txt"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"[task\n", r"not TOML: .*\(at line 1, column 6\)"),
+        (b"Once upon a time\n", "a run file holds key = value under"),
+        (b"[task]\nname = '\xe9'", "not UTF-8 at byte 16"),
+        (b"a = " + b"9" * 5000, "not TOML"),
+    ],
+)
+def test_what_is_not_a_run_file_is_refused_with_its_place(tmp_path: Path, content: bytes, expected: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_bytes(content)
+    with pytest.raises(SettingsError, match=expected) as caught:
+        load_settings(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_run_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b'\xef\xbb\xbf[task]\r\nname = "language_modelling"\r\ncorpus = "a"\r\n')
+    assert load_settings(path).task.corpus == str(tmp_path / "a")
+
+
+@pytest.mark.parametrize("source", ["nowhere.toml", "/nowhere", "x" * 5000, "nul\0.toml"])
+def test_a_missing_run_file_is_named(source: str) -> None:
+    with pytest.raises(UserError, match=r"no such run file|neither a recipe nor a run file"):
+        load_settings(source)
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a folder without a run.toml"):
+        load_settings(tmp_path)
+
+
+def test_five_lines_train_on_your_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a file called run.toml gives its folder's name to the run."""
+    (tmp_path / "poems").mkdir()
+    monkeypatch.chdir(tmp_path / "poems")
+    Path("notes.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 8)
+    lines = ["[task]", 'name = "language_modelling"', 'corpus = "notes.txt"', "[training]", "steps = 1"]
+    Path("run.toml").write_text("\n".join(lines))
+    run = headway.train("run.toml", overrides=["model.width=16", "model.block=16", "training.batch_size=2"])
+    assert run.path == Path("runs/poems")
+    assert run.state.step == 1 and run.evaluation["loss"] > 0

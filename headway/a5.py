@@ -32,7 +32,7 @@ from torch import Tensor
 from headway.configuration import RunSettings, load_settings
 from headway.console import Lines
 from headway.data.catalog import resolve
-from headway.errors import DataError, RunError, UserError
+from headway.errors import DataError, Interrupted, RunError, UserError
 from headway.files import Ownership, write_bytes, write_json, write_lines
 from headway.models import CausalModel, parameter_count
 from headway.tasks import Batch, QuestionAnsweringSettings, SpanCorruptionSettings, Task
@@ -40,7 +40,7 @@ from headway.tasks.base import IGNORE
 from headway.text import Characters, Tokenizer, read_text
 from headway.training import device as devices
 from headway.training.checkpoint import describe_mismatch, weights
-from headway.training.loop import Interrupted, Stage, Trainer, TrainingSettings
+from headway.training.loop import Stage, Trainer, TrainingSettings
 from headway.training.order import Sequential, generator
 from headway.training.schedules import course_schedule
 

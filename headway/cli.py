@@ -5,6 +5,7 @@ Exit codes: 0 done, 2 something in the user's input, 1 a fault of the program, 1
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated, Optional
 import typer
 
 from headway import __version__
-from headway.errors import UserError
+from headway.errors import Interrupted, UserError
 
 app = typer.Typer(
     help="Train small sequence models on your own text, look inside them, ask them questions.",
@@ -181,6 +182,8 @@ def run_command(arguments: list[str]) -> int:
         code = leaving.exit_code
     except UserError as error:
         code = fail(str(error), 2)
+    except Interrupted as error:
+        code = fail(str(error), 130)
     except KeyboardInterrupt:
         code = fail("interrupted", 130)
     except BrokenPipeError:  # whoever read our output has seen enough
@@ -188,8 +191,8 @@ def run_command(arguments: list[str]) -> int:
     except Exception as error:
         if hasattr(error, "format_message"):
             code = wrong_arguments(error)
-        elif type(error).__name__ == "Interrupted":  # of headway.training.loop, which is not imported for its name
-            code = fail(str(error), 130)
+        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            code = fail(f"{error.strerror}; make room and go on with --resume, the last checkpoint is whole", 2)
         else:
             raise
     return code

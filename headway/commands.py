@@ -13,13 +13,12 @@ from headway.configuration import find, load_settings, recipe_names
 from headway.console import clock, reporter
 from headway.data import catalog
 from headway.data.world import WorldSettings
-from headway.errors import DataError, TextError, UserError
+from headway.errors import DataError, Interrupted, TextError, UserError
 from headway.files import one_line, write_lines
 from headway.generation import Sampling
 from headway.run import Run, free_directory, load, train
 from headway.tasks import LanguageModelling, QuestionAnswering
 from headway.text import read_documents, read_pairs, read_text
-from headway.training.loop import Interrupted
 
 
 def list_recipes() -> None:
@@ -52,6 +51,14 @@ def resumed_directory(source: str, name: str) -> Path:
     return [Path("runs", name), *takewhile(Path.exists, numbered)][-1]
 
 
+def opened(path: Path, device: str = "auto") -> Run:
+    """The run; what is amiss with its checkpoints goes to standard error."""
+    run = load(path, device)
+    for note in run.notes:
+        print(note, file=sys.stderr)
+    return run
+
+
 def summary(run: Run) -> str:
     """One line: how far it got and how good it is."""
     parts = [f"step {run.state.step:,}", f"{clock(run.state.seconds)} of training"]
@@ -72,7 +79,7 @@ def scores(evaluation: dict[str, Any]) -> list[str]:
 
 
 def evaluate_command(path: Path, split: str, out: Path | None, device: str) -> None:
-    run = load(path, device)
+    run = opened(path, device)
     result = run.evaluate(split)
     if not result.get("questions", result.get("tokens")):
         raise UserError(f"{run.path}: {split}: nothing was held out to measure on; name a file with --split")
@@ -90,7 +97,7 @@ def evaluate_command(path: Path, split: str, out: Path | None, device: str) -> N
 def predict_command(
     path: Path, inputs: list[str] | None, limit: int, sampling: Sampling, alternatives: int, device: str
 ) -> None:
-    run = load(path, device)
+    run = opened(path, device)
     if not isinstance(run.task, QuestionAnswering | LanguageModelling):
         raise UserError(f"{run.path}: a run whose task is {run.settings.task.name} makes no predictions")
     for place, text in (("", text) for text in inputs) if inputs else standard_input():
@@ -136,7 +143,7 @@ def describe_answer(answer: Any) -> str:
 def compare_command(paths: list[Path], out: Path) -> None:
     from headway.report.comparison import comparison_table, plot_comparison
 
-    runs = [load(path) for path in paths]
+    runs = [opened(path) for path in paths]
     print(comparison_table(runs))
     plot_comparison(runs, out)
     print(f"plot written to {out}")

@@ -35,6 +35,10 @@ class RunError(UserError):
     """A run directory cannot be used as asked."""
 
 
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM came while training; the state is saved."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """'; did you mean X?' where one of `known` is close to `name`, else the list of what is known."""
     names = list(known)

@@ -39,16 +39,18 @@ class Run:
         self.device, _ = devices.choose_device(device)
         self.settings = load_settings(self.path / "run.toml")
         self.checkpoints = Checkpoints(self.path)
-        latest = self.checkpoints.latest(lambda note: None)
+        self.notes: list[str] = []  # checkpoints that were passed over, and why
+        latest = self.checkpoints.latest(self.notes.append)
         if latest is None:
+            why = "".join(f"\n  - {note}" for note in self.notes)
             raise RunError(
-                f"{self.path}: no whole checkpoint in it yet; go on with: headway train {self.path} --resume"
+                f"{self.path}: no whole checkpoint in it; go on with: headway train {self.path} --resume{why}"
             )
         self.latest = self.checkpoints.state(latest)
-        best = self.latest.best_step
-        self.step = best if best in self.checkpoints.steps() and self.latest.done else latest
+        best = self.latest.best_step if self.latest.done else None
+        self.step = self.checkpoints.latest(self.notes.append, {best}) or latest
         self.tokenizer: Tokenizer = load_tokenizer(self.path / "tokenizer.json")
-        self.checkpoints.require_tokenizer(self.tokenizer.fingerprint())
+        self.checkpoints.require_tokenizer(latest, self.tokenizer.fingerprint())
         self.task = self.settings.task.build(self.tokenizer, self.settings.model.block)
 
     @cached_property
@@ -117,14 +119,18 @@ def train(
     going_on = resume and (directory / "tokenizer.json").is_file()
     if going_on:
         tokenizer = load_tokenizer(directory / "tokenizer.json")
-        Checkpoints(directory).require_tokenizer(tokenizer.fingerprint())
+        checkpoints = Checkpoints(directory)
+        checkpoints.require_tokenizer(checkpoints.latest(lambda note: None), tokenizer.fingerprint())
     else:
         tokenizer = build_tokenizer(settings, report)
     stages = build_stages(settings, tokenizer)
-    for stage in stages:
-        stage.task.load()  # whatever is wrong with the data shows now, before anything is written
+    for stage in stages:  # whatever is wrong with the data or the machine shows now, before anything is written
+        devices.choose_precision(device, stage.settings.precision)
+        stage.task.load()
     with make_directory(directory):
         if not going_on:
+            if (directory / "run.toml").exists() and not resume:  # somebody was faster
+                raise RunError(f"{directory}: another run has just begun there; choose another directory with --out")
             write_text(directory / "run.toml", settings.to_toml())
             tokenizer.save(directory / "tokenizer.json")
         torch.manual_seed(settings.training.seed)

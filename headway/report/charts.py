@@ -96,7 +96,9 @@ def text(x: float, y: float, words: str, anchor: str, style: str = "tick") -> st
 
 def ticks(low: float, high: float, count: int) -> list[float]:
     """Round values from at or below `low` to at or above `high`, about `count` of them."""
-    span = (high - low) or 1.0
+    span = high - low
+    if span < 1e-9 * max(1.0, abs(low), abs(high)):
+        span = 1.0
     rough = span / max(1, count - 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)

@@ -58,7 +58,8 @@ def plot_comparison(runs: Sequence[Run], out: Path) -> None:
     for run in runs:
         metrics = run.metrics
         losses = [(record["step"], record["loss"]) for record in metrics if "loss" in record]
-        left.plot(*zip(*losses, strict=True), label=str(run.path), linewidth=1.2)
+        if losses:
+            left.plot(*zip(*losses, strict=True), label=str(run.path), linewidth=1.2)
         metric = run.task.metric
         points = [
             (record["step"], record["evaluation"][metric])
@@ -71,7 +72,8 @@ def plot_comparison(runs: Sequence[Run], out: Path) -> None:
     right.set(xlabel="step", ylabel="dev score")
     for axes in (left, right):
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+        if axes.has_data():
+            axes.legend(fontsize=8)
     buffer = io.BytesIO()
     picture.savefig(buffer, format=out.suffix.removeprefix("."), dpi=150)
     pyplot.close(picture)

@@ -35,7 +35,7 @@ class LanguageModellingSettings:
     name: str = setting("language_modelling", "which task")
     corpus: str = setting(REQUIRED, "the text to learn: a file, a folder or a pattern", path=True)
     documents: str = setting("lines", "what a document is in a .txt file", choices=("lines", "file"))
-    column: str | None = setting(None, "which column of a .tsv, .csv or .jsonl file holds the text")
+    column: str | int | None = setting(None, "which column of a .tsv, .csv or .jsonl file holds the text")
     validation: str | None = setting(None, "a file to validate on; without one the corpus's end is held out", path=True)
     holdout: float = setting(
         0.1, "share of the corpus held out where there is no validation file", least=0.0, below=1.0
@@ -91,10 +91,12 @@ class LanguageModelling(Task):
             if not hasattr(self, "train"):
                 self.load()
             tokens = self.train if split == "train" else self.validation
+        elif split == "test":
+            raise UserError("language modelling has no test split; name a file instead")
         else:
             tokens = self.encode(split)
-        if len(tokens) < 2:
-            raise UserError(f"'{split}': nothing to validate on; set task.holdout or task.validation, or name a file")
+        if len(tokens) < 2:  # nothing was held out: there is no score
+            return {"tokens": 0}
         starts = torch.arange(0, max(1, len(tokens) - self.block), self.block)
         batches = [self.windows(tokens, part) for part in starts.split(batch_size)]
         loss, count = mean_loss(model, batches)

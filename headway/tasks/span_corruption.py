@@ -46,7 +46,7 @@ class SpanCorruptionSettings:
     name: str = setting("span_corruption", "which task")
     corpus: str = setting(REQUIRED, "the text to learn: a file, a folder or a pattern", path=True)
     documents: str = setting("lines", "what a document is in a .txt file", choices=("lines", "file"))
-    column: str | None = setting(None, "which column of a .tsv, .csv or .jsonl file holds the text")
+    column: str | int | None = setting(None, "which column of a .tsv, .csv or .jsonl file holds the text")
     shortest: int = setting(4, "fewest tokens of a line that are kept", least=2)
     longest: float = setting(
         0.875, "most tokens of a line that are kept, as a share of model.block", above=0.0, most=1.0

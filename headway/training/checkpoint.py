@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from headway.files import sync_directory, write_bytes, write_json
 from headway.training.optimizer import Optimizer
 
 MANIFEST = "manifest.json"
+NUMBERED = f"step-{'[0-9]' * 8}"
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The checkpoints that exist, oldest first."""
-        found = self.directory.glob(f"step-*/{MANIFEST}")
+        found = self.directory.glob(f"{NUMBERED}/{MANIFEST}")
         return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
 
     def save(self, model: nn.Module, optimizer: Optimizer | None, state: State) -> None:
@@ -84,13 +85,15 @@ class Checkpoints:
 
     def clear_remains(self) -> None:
         """Remove what a killed process left half-written. Only the owner of the run may call this."""
-        for path in [*self.directory.glob(".step-*.tmp"), *self.directory.glob("step-*")]:
-            if not (path.name.startswith("step-") and (path / MANIFEST).exists()):
+        for path in [*self.directory.glob(".step-*.tmp"), *self.directory.glob(NUMBERED)]:
+            if not (path / MANIFEST).exists() or path.name.startswith("."):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def latest(self, say: Callable[[str], None]) -> int | None:
+    def latest(self, say: Callable[[str], None], among: Container[int | None] | None = None) -> int | None:
         """The newest checkpoint whose files are what its manifest says; others are named and passed over."""
         for step in reversed(self.steps()):
+            if among is not None and step not in among:
+                continue
             damage = self.damage(step)
             if damage is None:
                 return step
@@ -101,20 +104,24 @@ class Checkpoints:
         folder = self.path(step)
         try:
             manifest = json.loads((folder / MANIFEST).read_text())
+            if not isinstance(manifest, dict) or not {"model.safetensors", "state.json"} <= manifest.keys():
+                return f"{MANIFEST} is damaged"
             for name, wanted in manifest.items():
                 if fingerprint((folder / name).read_bytes()) != wanted:
                     return f"{name} is damaged"
-        except (OSError, ValueError) as error:
+        except ValueError:
+            return f"{MANIFEST} is damaged"
+        except OSError as error:
             return f"cannot be read ({error})"
         return None
 
-    def require_tokenizer(self, fingerprint: str) -> None:
-        """The tokenizer beside the weights must be the one they were trained with."""
-        trained = {self.state(step).tokenizer for step in self.steps()[-1:]}
-        if trained - {fingerprint}:
+    def require_tokenizer(self, step: int | None, fingerprint: str) -> None:
+        """The tokenizer beside the weights must be the one they were trained with; `step` is a whole checkpoint."""
+        trained = self.state(step).tokenizer if step is not None else fingerprint
+        if trained != fingerprint:
             raise RunError(
                 f"{self.directory.parent}: tokenizer.json ({fingerprint}) is not the one these weights were "
-                f"trained with ({', '.join(trained)}); put the right file back, or train again into another directory"
+                f"trained with ({trained}); put the right file back, or train again into another directory"
             )
 
     def state(self, step: int) -> State:

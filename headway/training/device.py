@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from headway.errors import SettingsError
+from headway.errors import SettingsError, UserError, nearest
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 CPU_BFLOAT16_WIDTH = 256  # below it the casts cost more than the products save
@@ -21,9 +21,11 @@ def choose_device(wanted: str = "auto") -> tuple[torch.device, str]:
     if wanted == "auto":
         name = next(name for name in ("cuda", "mps", "cpu") if available[name])
         return torch.device(name), "the fastest here" if name != "cpu" else "no GPU here"
+    if wanted not in available:
+        raise UserError(f"device '{wanted}': unknown{nearest(wanted, DEVICES)}")
     if not available[wanted]:
         there = ", ".join(name for name, has in available.items() if has)
-        raise SettingsError([f"training.device = '{wanted}': not on this machine; here: {there}, or 'auto'"])
+        raise UserError(f"device '{wanted}': not on this machine; here: {there}, or auto for the fastest")
     return torch.device(wanted), "as asked"
 
 
@@ -60,9 +62,14 @@ def autocast(device: torch.device, precision: torch.dtype) -> Any:
 def describe(device: torch.device) -> str:
     if device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(device)})"
-    return f"cpu ({torch.get_num_threads()} threads)" if device.type == "cpu" else device.type
+    return f"cpu ({threads()})" if device.type == "cpu" else device.type
+
+
+def threads() -> str:
+    count = torch.get_num_threads()
+    return f"{count} thread{'s' if count > 1 else ''}"
 
 
 def describe_machine() -> str:
     """One line that says where a number was measured."""
-    return f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return f"{platform.system()} {platform.machine()}, {threads()}, torch {torch.__version__}"

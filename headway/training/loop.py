@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.console import Reporter
-from headway.errors import UserError
+from headway.errors import Interrupted, UserError
 from headway.files import read_json_lines, write_json_lines
 from headway.models import CausalModel
 from headway.settings import setting
@@ -58,7 +58,7 @@ class TrainingSettings:
     evaluate_every: int = setting(0, "steps between two evaluations; 0: at the end only", least=0)
     checkpoint_every: int = setting(500, "steps between two checkpoints; 0: at the end only", least=0)
     patience: int = setting(0, "evaluations without a better score before stopping early; 0: never", least=0)
-    seed: int = setting(0, "all randomness comes from it", least=0)
+    seed: int = setting(0, "all randomness comes from it", least=0, most=2**63 - 1)
     precision: str = setting("auto", "of the matrix products", choices=devices.PRECISIONS)
     device: str = setting("auto", "where to train", choices=devices.DEVICES)
 
@@ -98,10 +98,6 @@ class Plan:
     precision: torch.dtype
 
 
-class Interrupted(Exception):
-    """Ctrl-C or SIGTERM came; the state is saved."""
-
-
 @dataclass
 class Trainer:
     """Trains `model` through `stages` and keeps the record in `directory`."""
@@ -123,8 +119,8 @@ class Trainer:
     def resume(self) -> None:
         """Go back to the newest whole checkpoint."""
         self.checkpoints.clear_remains()
-        self.checkpoints.require_tokenizer(self.fingerprint)
         step = self.checkpoints.latest(self.report.say)
+        self.checkpoints.require_tokenizer(step, self.fingerprint)
         if step is None:
             self.report.say("no checkpoint yet: beginning at step 0")
             write_json_lines(self.metrics, [])

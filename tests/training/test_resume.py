@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 import headway
 from headway.configuration import load_settings
 from headway.console import Reporter
-from headway.errors import RunError
-from headway.training.loop import Interrupted
+from headway.errors import Interrupted, RunError
 
 
 def final_weights(directory: Path) -> dict[str, torch.Tensor]:

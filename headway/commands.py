@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.configuration import find, load_settings, recipe_names
-from headway.console import clock, reporter
+from headway.console import clock, reporter, scores
 from headway.data import catalog
 from headway.data.world import WorldSettings
 from headway.errors import DataError, Interrupted, TextError, UserError
@@ -63,19 +63,6 @@ def summary(run: Run) -> str:
     """One line: how far it got and how good it is."""
     parts = [f"step {run.state.step:,}", f"{clock(run.state.seconds)} of training"]
     return ", ".join(parts + [f"dev {score}" for score in scores(run.evaluation)])
-
-
-def scores(evaluation: dict[str, Any]) -> list[str]:
-    shown = []
-    if "accuracy" in evaluation:
-        shown.append(f"accuracy {evaluation['accuracy']:.1%} ({evaluation['correct']} of {evaluation['questions']})")
-    if "loss" in evaluation:
-        shown.append(f"loss {evaluation['loss']:.4f}")
-    if "perplexity" in evaluation:
-        shown.append(f"perplexity {evaluation['perplexity']:.2f}")
-    if "bits_per_byte" in evaluation:
-        shown.append(f"{evaluation['bits_per_byte']:.3f} bits a byte")
-    return shown
 
 
 def evaluate_command(path: Path, split: str, out: Path | None, device: str) -> None:

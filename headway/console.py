@@ -108,6 +108,21 @@ def describe(record: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
+def scores(evaluation: dict[str, Any]) -> list[str]:
+    """What an evaluation found, in words, the most telling first."""
+    shown = []
+    if "accuracy" in evaluation:
+        counts = f" ({evaluation['correct']} of {evaluation['questions']})" if "correct" in evaluation else ""
+        shown.append(f"accuracy {evaluation['accuracy']:.1%}{counts}")
+    if "loss" in evaluation:
+        shown.append(f"loss {evaluation['loss']:.4f}")
+    if "perplexity" in evaluation:
+        shown.append(f"perplexity {evaluation['perplexity']:.2f}")
+    if "bits_per_byte" in evaluation:
+        shown.append(f"{evaluation['bits_per_byte']:.3f} bits a byte")
+    return shown
+
+
 def clock(seconds: float) -> str:
     """1:02:03 or 2:03."""
     minutes, rest = divmod(round(seconds), 60)

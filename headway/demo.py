@@ -15,7 +15,7 @@ from headway.configuration import load_settings
 from headway.console import Reporter, clock
 from headway.data.world import World, make_world, write_world
 from headway.errors import RunError
-from headway.files import write_json, write_output
+from headway.files import Ownership, write_json, write_output
 from headway.inspection import capture_attention
 from headway.report.charts import Series, bar, heat_map, line_chart
 from headway.report.page import figure, page, table
@@ -40,7 +40,12 @@ class Score:
 
 def run_demo(out: Path, seed: int, sets: list[str], report: Reporter) -> Path:
     """Train, compare, ask, report; returns the report's path."""
-    make_room(out)
+    with claim(out):
+        clear(out)
+        return demonstrate(out, seed, sets, report)
+
+
+def demonstrate(out: Path, seed: int, sets: list[str], report: Reporter) -> Path:
     world = make_world()
     write_world(world, out / "world")
     runs = {
@@ -59,20 +64,24 @@ def run_demo(out: Path, seed: int, sets: list[str], report: Reporter) -> Path:
     return path
 
 
-def make_room(out: Path) -> None:
-    """An earlier demonstration is replaced; anything else is left alone."""
-    parts = ("from-scratch", "pretrained", "world", "report.html", MARK)
+def claim(out: Path) -> Ownership:
+    """The directory, made if it is not there; to be entered as its owner."""
     try:
         if out.exists() and not out.is_dir():
             raise RunError(f"{out}: is a file; choose a directory with --out")
-        if out.is_dir() and any(out.iterdir()) and not (out / MARK).exists():
+        if out.is_dir() and not {path.name for path in out.iterdir()} <= {".lock"} and not (out / MARK).exists():
             raise RunError(f"{out}: exists and is no demonstration; choose another directory with --out")
-        for part in parts:
-            shutil.rmtree(out / part) if (out / part).is_dir() else (out / part).unlink(missing_ok=True)
         out.mkdir(parents=True, exist_ok=True)
-        write_json(out / MARK, {"recipe": RECIPE})
     except OSError as error:
         raise RunError(f"{out}: cannot be written ({error.strerror}); choose another directory with --out") from None
+    return Ownership(out)
+
+
+def clear(out: Path) -> None:
+    """An earlier demonstration makes room for this one."""
+    for part in ("from-scratch", "pretrained", "world", "report.html"):
+        shutil.rmtree(out / part) if (out / part).is_dir() else (out / part).unlink(missing_ok=True)
+    write_json(out / MARK, {"recipe": RECIPE})
 
 
 def train_one(out: Path, name: str, seed: int, sets: list[str], report: Reporter) -> Run:

@@ -35,6 +35,8 @@ def write_text(path: Path, text: str) -> None:
 
 def write_output(path: Path, text: str) -> None:
     """Write a file the user asked for; what prevents it is the user's to mend."""
+    if path.is_dir() or not path.name:
+        raise RunError(f"{path}: is a directory; name a file in it")
     try:
         if path.parent != Path():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +122,7 @@ class Ownership:
             return True
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             return False
         return True
 

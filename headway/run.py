@@ -2,7 +2,7 @@
 
 `train` makes one; `load` opens one. Whatever reads a run goes through `Run`.
 
-    runs/NAME/   run.toml  tokenizer.json  metrics.jsonl  checkpoints/  predictions/  plots/  report.html
+    runs/NAME/   run.toml  tokenizer.json  metrics.jsonl  checkpoints/  predictions/
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Run:
             raise RunError(
                 f"{self.path}: no whole checkpoint in it; go on with: headway train {self.path} --resume{why}"
             )
-        self.latest = self.checkpoints.state(latest)
-        best = self.latest.best_step if self.latest.done else None
+        self.state: State = self.checkpoints.state(latest)  # where training stands
+        best = self.state.best_step if self.state.done else None
         self.step = self.checkpoints.latest(self.notes.append, {best}) or latest
         self.tokenizer: Tokenizer = load_tokenizer(self.path / "tokenizer.json")
         self.checkpoints.require_tokenizer(latest, self.tokenizer.fingerprint())
@@ -66,16 +66,13 @@ class Run:
 
     @property
     def evaluation(self) -> Record:
-        """The newest evaluation on record."""
-        return next((record["evaluation"] for record in reversed(self.metrics) if "evaluation" in record), {})
+        """The evaluation of the weights that `model` has; empty where these were not scored."""
+        scored = (record for record in self.metrics if "evaluation" in record and record["stage"] == "training")
+        return next((record["evaluation"] for record in scored if record["step"] == self.step), {})
 
     @property
     def parameters(self) -> int:
         return parameter_count(self.model)
-
-    @property
-    def state(self) -> State:
-        return self.latest
 
     def evaluate(self, split: str = "dev") -> Record:
         """Score the model on a split or a file; see the task's `evaluate`."""
@@ -127,14 +124,14 @@ def train(
     for stage in stages:  # whatever is wrong with the data or the machine shows now, before anything is written
         devices.choose_precision(device, stage.settings.precision)
         stage.task.load()
+    torch.manual_seed(settings.training.seed)
+    model = settings.model.build(len(tokenizer)).to(device)
     with make_directory(directory):
         if not going_on:
             if (directory / "run.toml").exists() and not resume:  # somebody was faster
                 raise RunError(f"{directory}: another run has just begun there; choose another directory with --out")
             write_text(directory / "run.toml", settings.to_toml())
             tokenizer.save(directory / "tokenizer.json")
-        torch.manual_seed(settings.training.seed)
-        model = settings.model.build(len(tokenizer)).to(device)
         report.say(
             f"{directory}: {settings.model.kind} with {parameter_count(model):,} parameters, {len(tokenizer):,} "
             f"{settings.tokenizer.kind} in the vocabulary, on {devices.describe(device)} ({why})"
@@ -172,7 +169,7 @@ def check_directory(directory: Path, settings: RunSettings, resume: bool) -> Non
                 "\n  - ".join([f"{directory}: its settings are not the ones given:", *differences])
                 + f"\nresume with its own (headway train {directory} --resume), or start anew with another --out"
             )
-    elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    elif directory.exists() and (not directory.is_dir() or {path.name for path in directory.iterdir()} - {".lock"}):
         way = "continue it with --resume, or choose" if run_file.is_file() else "choose"
         raise RunError(f"{directory}: exists already; {way} another directory with --out")
 

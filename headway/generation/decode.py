@@ -122,8 +122,10 @@ def stream(
             if slides:
                 logits, cache = prefill(model, [sequences[row] for row in rows], limit - made)
             else:
+                still = torch.tensor([row in going for row in rows], device=tokens.device)
+                cache.lengths *= still  # a row that has stopped keeps its place in the batch and goes nowhere
                 logits = model(tokens[:, None], cache)[:, -1].float()
-                cache.lengths += 1
+                cache.lengths += still
     finally:
         model.train(training)
 
@@ -200,7 +202,11 @@ def best_alternatives(
         for row in range(len(prompts))
         for token, logprob in zip(first.indices[row].tolist(), first.values[row].tolist(), strict=True)
     ]
-    grown = generate(model, [[*prompts[row], token][-block:] for row, token, _ in branches], max(1, limit - 1), stop)
+    if limit == 1:
+        grown = [Continuation() for _ in branches]
+    else:
+        longer = [[*prompts[row], token] for row, token, _ in branches]
+        grown = generate(model, [row[context_start(len(row), block) :] for row in longer], limit - 1, stop)
     found: list[list[Continuation]] = [[] for _ in prompts]
     for (row, token, logprob), rest in zip(branches, grown, strict=True):
         found[row].append(Continuation([token, *rest.tokens], [logprob, *rest.logprobs], rest.stopped))

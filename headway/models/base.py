@@ -23,6 +23,10 @@ class CausalModel(nn.Module):
         """Logits (B, T, V) of what follows each of `tokens` (B, T); with a cache, the tokens continue its rows."""
         return self.head(self.hidden(tokens, cache))
 
+    def hidden_matrices(self) -> list[Tensor]:
+        """The matrices between the embedding and the head, which Muon may step."""
+        return [part.weight for part in self.modules() if isinstance(part, nn.Linear) and part is not self.head]
+
     @abstractmethod
     def hidden(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """What the model makes of each token, ready for the head: (B, T, D)."""

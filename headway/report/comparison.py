@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from headway.console import clock
+from headway.console import clock, scores
 from headway.errors import UserError
 from headway.files import write_bytes
 from headway.run import Run
@@ -24,7 +24,7 @@ def comparison_table(runs: Sequence[Run]) -> str:
             f"{run.state.step:,}",
             clock(run.state.seconds),
             f"{run.state.tokens:,}",
-            score(run),
+            (scores(run.evaluation) or ["–"])[0],
         ]
         for run in runs
     ]
@@ -34,13 +34,6 @@ def comparison_table(runs: Sequence[Run]) -> str:
         for row in [header, *rows]
     ]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
-
-
-def score(run: Run) -> str:
-    evaluation = run.evaluation
-    if "accuracy" in evaluation:
-        return f"accuracy {evaluation['accuracy']:.1%}"
-    return f"loss {evaluation['loss']:.4f}" if "loss" in evaluation else "–"
 
 
 def plot_comparison(runs: Sequence[Run], out: Path) -> None:

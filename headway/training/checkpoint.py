@@ -58,8 +58,7 @@ class Checkpoints:
 
     def save(self, model: nn.Module, optimizer: Optimizer | None, state: State) -> None:
         """Write the checkpoint of `state.step`, then let go of all but it and the best one."""
-        final = self.path(state.step)
-        temporary = self.directory / f".{final.name}.{os.getpid()}.tmp"
+        temporary = self.directory / f".{self.path(state.step).name}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
@@ -70,24 +69,39 @@ class Checkpoints:
             for name, data in files.items():
                 write_bytes(temporary / name, data)
             write_json(temporary / MANIFEST, {name: fingerprint(data) for name, data in files.items()})
-            shutil.rmtree(final, ignore_errors=True)
-            os.replace(temporary, final)
-            sync_directory(self.directory)
-        finally:
+            sync_directory(temporary)
+        except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        self.install(temporary)
         self.prune({state.step, state.best_step})
+
+    def install(self, temporary: Path) -> None:
+        """Give a whole checkpoint its name. At any moment it or the one that had the name before is on disk."""
+        final = self.directory / temporary.name.removeprefix(".").removesuffix(".tmp")
+        self.remove(final)
+        os.replace(temporary, final)
+        sync_directory(self.directory)
+
+    def remove(self, folder: Path) -> None:
+        (folder / MANIFEST).unlink(missing_ok=True)  # from here on it does not exist
+        shutil.rmtree(folder, ignore_errors=True)
 
     def prune(self, kept: set[int | None]) -> None:
         for step in self.steps():
             if step not in kept:
-                (self.path(step) / MANIFEST).unlink()  # from here on it does not exist
-                shutil.rmtree(self.path(step), ignore_errors=True)
+                self.remove(self.path(step))
 
     def clear_remains(self) -> None:
-        """Remove what a killed process left half-written. Only the owner of the run may call this."""
-        for path in [*self.directory.glob(".step-*.tmp"), *self.directory.glob(NUMBERED)]:
-            if not (path / MANIFEST).exists() or path.name.startswith("."):
-                shutil.rmtree(path, ignore_errors=True)
+        """Finish or remove what a killed process left behind. Only the owner of the run may call this."""
+        for folder in self.directory.glob(NUMBERED):
+            if not (folder / MANIFEST).exists():
+                self.remove(folder)
+        for temporary in self.directory.glob(f".{NUMBERED}.tmp"):
+            if (temporary / MANIFEST).exists():  # it was whole, only its name was missing
+                self.install(temporary)
+            else:
+                self.remove(temporary)
 
     def latest(self, say: Callable[[str], None], among: Container[int | None] | None = None) -> int | None:
         """The newest checkpoint whose files are what its manifest says; others are named and passed over."""

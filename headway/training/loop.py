@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headway.console import Reporter
+from headway.console import Reporter, scores
 from headway.errors import Interrupted, UserError
 from headway.files import read_json_lines, write_json_lines
 from headway.models import CausalModel
@@ -137,7 +137,7 @@ class Trainer:
             for stage in self.stages:
                 if self.state.step < stage.end and not self.state.done:
                     self.fit(stage, interrupted)
-        if not self.state.done:
+        if self.state.step not in self.checkpoints.steps():  # a run of no steps
             self.state.done = True
             self.checkpoints.save(self.model, None, self.state)
         return self.state
@@ -157,12 +157,12 @@ class Trainer:
                 meter.add(batch.tokens)
 
                 last = state.step == stage.end
+                rate = plan.rate(step) * settings.learning_rate
                 if due(settings.log_every, step + 1) or last:
-                    rate = plan.rate(step) * settings.learning_rate
                     record = {
                         "stage": stage.name,
                         "step": state.step,
-                        "loss": finite(loss, state.step, rate),
+                        "loss": finite(loss, norm, state.step, rate),
                         "learning_rate": rate,
                         "gradient_norm": float(norm),
                         "tokens": state.tokens,
@@ -172,16 +172,17 @@ class Trainer:
                     progress.update(step + 1, record)
                 meter.lap()
                 scored = due(settings.evaluate_every, step + 1) or (last and stage.final)
-                if scored and self.evaluate(stage, plan):
+                better, enough = self.evaluate(stage) if scored else (False, False)
+                state.done = stage.final and (last or enough)
+                stop = interrupted()
+                if due(settings.checkpoint_every, step + 1) or last or better or enough or stop:
+                    finite(loss, norm, state.step, rate)  # weights that are not numbers are never saved
+                    self.checkpoints.save(self.model, plan.optimizer, state)
+                if enough:
                     break
-                if interrupted():
-                    self.checkpoints.save(self.model, plan.optimizer, state)
+                if stop and not state.done:
                     raise Interrupted(f"stopped after step {state.step:,}, state saved")
-                if due(settings.checkpoint_every, step + 1) and not last:
-                    self.checkpoints.save(self.model, plan.optimizer, state)
                 meter.skip()
-        state.done = stage.final
-        self.checkpoints.save(self.model, plan.optimizer, state)
 
     def plan(self, stage: Stage) -> Plan:
         """Get a stage's data, optimizer and schedule ready, at the step where the run stands."""
@@ -215,27 +216,26 @@ class Trainer:
         plan.optimizer.zero_grad()
         return batch, loss, norm
 
-    def evaluate(self, stage: Stage, plan: Plan) -> bool:
-        """Score the model, remember the best; True when it is time to stop early."""
+    def evaluate(self, stage: Stage) -> tuple[bool, bool]:
+        """Score the model and remember the best: (is this the best so far, is it time to stop early)."""
         task, state = stage.task, self.state
         result = task.evaluate(self.model)  # in float32, as whoever loads the run will see it
         numbers = {key: value for key, value in result.items() if isinstance(value, int | float)}
         self.record({"stage": stage.name, "step": state.step, "evaluation": numbers})
         value = numbers.get(task.metric)
         if value is None or not stage.final:
-            return False
-        self.report.say(f"{stage.name}: step {state.step:,}: dev {task.metric} {number(task.metric, value)}")
+            return False, False
+        self.report.say(f"{stage.name}: step {state.step:,}: dev {scores({task.metric: value})[0]}")
         better = state.best_value is None or (
             value > state.best_value if task.higher_is_better else value < state.best_value
         )
-        state.since_best = 0 if better else state.since_best + 1
         if better:
             state.best_value, state.best_step = value, state.step
-            self.checkpoints.save(self.model, plan.optimizer, state)
-        if stage.settings.patience and state.since_best >= stage.settings.patience:
+        state.since_best = 0 if better else state.since_best + 1
+        enough = 0 < stage.settings.patience <= state.since_best
+        if enough:
             self.report.say(f"{stage.name}: no better score in {state.since_best} evaluations, stopping early")
-            return True
-        return False
+        return better, enough
 
     def record(self, record: dict[str, Any]) -> None:
         with open(self.metrics, "a", encoding="utf-8") as file:
@@ -279,18 +279,15 @@ def due(every: int, step: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def finite(loss: Tensor, step: int, rate: float) -> float:
+def finite(loss: Tensor, norm: Tensor, step: int, rate: float) -> float:
+    """The loss as a number; a run whose loss or gradient is not finite ends before it is saved."""
     value = float(loss)
-    if not math.isfinite(value):
+    if not (math.isfinite(value) and math.isfinite(float(norm))):
         raise UserError(
-            f"the loss is {value} at step {step:,} (learning rate {rate:.2g}); the last checkpoint is whole. "
-            "Lower training.learning_rate, lengthen training.warmup or lower training.clip"
+            f"the loss is {value} and the gradient's norm {float(norm)} at step {step:,} (learning rate {rate:.2g}); "
+            "the last checkpoint is from before. Lower training.learning_rate or lengthen training.warmup"
         )
     return value
-
-
-def number(metric: str, value: float) -> str:
-    return f"{value:.1%}" if metric == "accuracy" else f"{value:.4f}"
 
 
 def dtype(precision: torch.dtype) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headway.models import CausalModel
+
 NAMES = ("adamw", "muon")
 DECAYS = ("matrices", "all-but-biases")
 
@@ -58,11 +60,12 @@ class Optimizer:
         for label, tensor in tensors.items():
             name, key = label.rsplit("/", 1)
             parameter = parameters[name]
-            place = tensor.device if key == "step" else parameter.device  # AdamW keeps its step count on the CPU
+            fused = owners[parameter].param_groups[0].get("fused", False)
+            place = parameter.device if key != "step" or fused else torch.device("cpu")  # as torch itself keeps them
             owners[parameter].state[parameter][key] = tensor.to(place, copy=True)
 
 
-def build_optimizer(model: nn.Module, settings: Any) -> Optimizer:
+def build_optimizer(model: CausalModel, settings: Any) -> Optimizer:
     """The optimizer that `[training]` asks for."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     if settings.decay == "matrices":
@@ -74,7 +77,7 @@ def build_optimizer(model: nn.Module, settings: Any) -> Optimizer:
     plain = [parameter for parameter in names if parameter not in pulled]
     parts: list[torch.optim.Optimizer] = []
     if settings.optimizer == "muon":
-        hidden = [parameter for parameter in decayed if "blocks." in names[parameter] and parameter.dim() == 2]
+        hidden = model.hidden_matrices()
         decayed = [parameter for parameter in decayed if not any(parameter is each for each in hidden)]
         parts.append(
             torch.optim.Muon(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-class StopAt(Reporter):
+class StopAt:
     """Raises a signal, as Ctrl-C does, when a certain step has been recorded."""
 
     def __init__(self, step: int) -> None:
@@ -76,6 +77,56 @@ def test_a_killed_process_resumes_from_its_last_checkpoint(run_file: Path) -> No
     assert killed.returncode == -signal.SIGKILL
     headway.train(run_file, folder / "killed", resume=True)
     assert same(final_weights(folder / "killed"), expected)
+
+
+class Killed(BaseException):
+    """The process is gone: nothing after this runs but what the next process does."""
+
+
+@pytest.mark.parametrize("function", ["os.replace", "shutil.rmtree", "os.fsync"])
+def test_killed_at_any_moment_of_any_checkpoint(run_file: Path, monkeypatch, function: str) -> None:
+    """Cut the run off at the n-th rename, removal or sync, for every n, and resume: the same weights."""
+    settings = load_settings(
+        run_file, ["training.evaluate_every=1", "pretraining.training.steps=2", "training.steps=3"]
+    )
+    folder = run_file.parent
+    expected = final_weights(headway.train(settings, folder / "whole").path)
+    module, name = {"os": os, "shutil": shutil}[function.split(".")[0]], function.split(".")[1]
+    original, seen = getattr(module, name), 0
+    for cut in range(1, 200, 3 if name == "fsync" else 1):
+        calls = 0
+
+        def counting(*arguments, _cut=cut, **options):
+            nonlocal calls
+            calls += "checkpoints" in str(arguments[0]) or name == "fsync"
+            if calls >= _cut:
+                raise Killed
+            return original(*arguments, **options)
+
+        out = folder / f"cut-{cut}"
+        monkeypatch.setattr(module, name, counting)
+        try:
+            headway.train(settings, out)
+            break
+        except Killed:
+            seen += 1
+        finally:
+            monkeypatch.setattr(module, name, original)
+        if (out / "run.toml").exists():
+            headway.train(settings, out, resume=True)
+            assert same(final_weights(out), expected), f"cut at call {cut} of {function}"
+    assert seen >= 5
+
+
+def test_no_checkpoint_is_saved_of_weights_that_are_not_numbers(run_file: Path) -> None:
+    from headway.errors import UserError
+
+    sets = ["training.learning_rate=1e30", "training.steps=50", "training.warmup=0", "training.clip=0"]
+    with pytest.raises(UserError, match="the last checkpoint is from before"):
+        headway.train(
+            run_file, run_file.parent / "run", [*sets, "training.log_every=50", "training.checkpoint_every=1"]
+        )
+    assert all(torch.isfinite(tensor).all() for tensor in final_weights(run_file.parent / "run").values())
 
 
 def test_a_damaged_or_unfinished_checkpoint_is_passed_over(run_file: Path) -> None:
@@ -178,13 +229,14 @@ def test_the_best_checkpoint_is_kept_and_loaded(run_file: Path, monkeypatch: pyt
         run_file, run_file.parent / "run", ["training.evaluate_every=1", "training.patience=2", "training.steps=20"]
     )
     assert (run.step, run.state.step, run.state.best_value) == (8, 10, 0.9)
+    assert run.evaluation == {"accuracy": 0.9}  # of the weights that are loaded
     assert sorted(run.checkpoints.steps()) == [8, 10]
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(run_file: Path) -> None:
     from headway.errors import UserError
 
-    with pytest.raises(UserError, match=r"the loss is (nan|inf) at step .* Lower training.learning_rate"):
+    with pytest.raises(UserError, match=r"the loss is \S+ and .* at step .* Lower training.learning_rate"):
         headway.train(
             run_file,
             run_file.parent / "run",

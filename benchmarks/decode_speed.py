@@ -4,7 +4,7 @@ The course asks one question at a time and runs the whole model again for each o
 one batch with a key-value cache and stops at the closing mark. Both use the same weights, float32, all cores; the
 answers must be the same. Prints both times and their ratio.
 
-    python benchmarks/decode_speed.py [--questions 500] [--train-steps 60] [--data DIR]
+    python benchmarks/decode_speed.py [--questions 500] [--train-steps 60] [--repeat 3]
 
 The model is finetuned for a few steps first, so that answers end where answers end; --train-steps 0 measures the worst
 case, a model that never stops before the limit.

@@ -17,8 +17,8 @@ HEAD = """# Settings
 Everything a run file may say, with its default. `headway train FILE --set section.key=value` overrides any of it.
 Sections: `[tokenizer]`, `[model]`, `[task]`, `[training]`, and for an earlier stage on the same model
 `[pretraining.task]` and `[pretraining.training]`, which take the same keys as `[task]` and `[training]`.
-Paths are relative to the run file, those given with `--set` to where you are; `data:NAME/FILE` names a file of a data set
-(`headway data list`).
+Paths are relative to the run file, those given with `--set` to where you are; `data:NAME/FILE` names a file of a data
+set (`headway data list`).
 
 A run file needs no more than this:
 

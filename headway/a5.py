@@ -15,6 +15,7 @@ goes on where it stopped when it is typed again.
 from __future__ import annotations
 
 import argparse
+import atexit
 import hashlib
 import json
 import shutil
@@ -30,7 +31,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from headway.configuration import RunSettings, load_settings
-from headway.console import Lines
+from headway.console import Reporter, show_anything
 from headway.data.catalog import resolve
 from headway.errors import DataError, Interrupted, RunError, UserError
 from headway.files import Ownership, write_bytes, write_json, write_lines
@@ -40,13 +41,19 @@ from headway.tasks.base import IGNORE
 from headway.text import Characters, Tokenizer, read_text
 from headway.training import device as devices
 from headway.training.checkpoint import describe_mismatch, weights
-from headway.training.loop import Stage, Trainer, TrainingSettings
+from headway.training.loop import Stage, Trainer, TrainingSettings, rate_of
 from headway.training.order import Sequential, generator
-from headway.training.schedules import course_schedule
 
 VARIANTS = ("vanilla", "rope")
 LATER = ("synthesizer", "perceiver")
 FORMAT = "headway-a5"
+
+
+class Notes(Reporter):
+    """Prints what is said, and no progress: the lines of the epochs are progress enough."""
+
+    def say(self, text: str) -> None:
+        warn(text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -77,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit codes are those of `headway`."""
+    show_anything()
     options = parser().parse_args(arguments)
     try:
         {"run": run_command, "dataset": dataset_command, "london_baseline": london_command}[options.command](options)
@@ -163,25 +171,31 @@ def train_params(
         log_every=an_epoch,
         checkpoint_every=100 * an_epoch,
         seed=options.seed,
+        final_tokens=200 * course_lines(options.pretrain_corpus_path) * task.block,
     )
     if target.is_dir():
         raise RunError(f"{target}: is a directory; give --writing_params_path a file")
     directory = target.with_name(target.name + ".run")
     stage = Stage(options.function, task, settings, 0, final=False)
-    log = epoch_lines(settings, task.examples, an_epoch, tensorboard(options))
+    log = epoch_lines(settings, task.examples, task.block, an_epoch, tensorboard(options))
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{directory}: cannot be written ({error.strerror})") from None
     with Ownership(directory):
         resume = claim(directory, options)
-        trainer = Trainer(model, [stage], directory, tokenizer.fingerprint(), Lines(seconds=float("inf")), log)
+        trainer = Trainer(model, [stage], directory, tokenizer.fingerprint(), Notes(), log)
         if resume:
             trainer.resume()
         trainer.run()
         metadata = {"format": FORMAT, "variant": options.variant, "tokenizer": tokenizer.fingerprint()}
         write_bytes(target, save(weights(model), metadata))
         shutil.rmtree(directory)
+
+
+def course_lines(path: str) -> int:
+    """How many lines the course counts in its corpus: the empty one after the last line end is one of them."""
+    return read_text(path).count("\n") + 1
 
 
 def claim(directory: Path, options: argparse.Namespace) -> bool:
@@ -197,16 +211,17 @@ def claim(directory: Path, options: argparse.Namespace) -> bool:
                 "delete it to start anew"
             )
         return True
+    if any(path.name != ".lock" for path in directory.iterdir()):
+        raise RunError(f"{directory}: exists and was not left by this command; move it, or write to another file")
     write_json(mark, command)
     return False
 
 
 def epoch_lines(
-    settings: TrainingSettings, examples: int, an_epoch: int, log: Callable[[str, float, int], None]
+    settings: TrainingSettings, examples: int, block: int, an_epoch: int, log: Callable[[str, float, int], None]
 ) -> Callable[[dict[str, Any]], None]:
     """Print the course's line at the end of every epoch: the rate is the one that the next step will use."""
-    order = Sequential(examples, settings.batch_size)
-    rate = course_schedule(lambda step: order.rows_through(step) * 127, settings.final_tokens)
+    rate = rate_of(settings, Sequential(examples, settings.batch_size), block)
 
     def show(record: dict[str, Any]) -> None:
         step = record["step"]
@@ -230,12 +245,13 @@ def tensorboard(options: argparse.Namespace) -> Callable[[str, float, int], None
     except ImportError:
         raise UserError("--tb_expt_name needs TensorBoard: pip install 'headway[tensorboard]'") from None
     writer = SummaryWriter(f"expt/{options.function}/{options.tb_expt_name}_{options.variant}")
+    atexit.register(writer.close)
     return writer.add_scalar
 
 
 def evaluate(options: argparse.Namespace, settings: RunSettings, model: CausalModel, tokenizer: Tokenizer) -> None:
     task = settings.task.build(tokenizer, settings.model.block)
-    result = task.evaluate(model, options.eval_corpus_path)
+    result = task.evaluate(model, str(Path(options.eval_corpus_path).absolute()))  # a file, whatever it is called
     write_lines(Path(options.outputs_path), result["predictions"])
     if "correct" in result:
         print_correct(result["correct"], result["questions"])

@@ -14,6 +14,7 @@ from typing import Annotated, Optional
 import typer
 
 from headway import __version__
+from headway.console import show_anything
 from headway.errors import Interrupted, UserError
 
 app = typer.Typer(
@@ -166,8 +167,7 @@ def data_check(
 
 def main() -> None:
     """What the shell calls."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # what a terminal cannot show
+    show_anything()
     sys.exit(run_command(sys.argv[1:]))
 
 

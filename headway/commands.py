@@ -18,7 +18,7 @@ from headway.files import one_line, write_lines
 from headway.generation import Sampling
 from headway.run import Run, free_directory, load, train
 from headway.tasks import LanguageModelling, QuestionAnswering
-from headway.text import read_documents, read_pairs, read_text
+from headway.text import read_documents, read_pairs
 
 
 def list_recipes() -> None:
@@ -172,15 +172,15 @@ def describe_file(file: str, errors: str) -> str:
         print(note, file=sys.stderr)
 
     suffix = Path(file.removesuffix(".gz")).suffix
-    if suffix == ".tsv":
-        pairs = read_pairs(file, errors=errors, say=say)
-        answered = "with answers" if pairs and pairs[0].target is not None else "without answers"
-        return f"{len(pairs):,} questions {answered}"
-    if suffix in (".csv", ".jsonl"):
-        documents = read_documents(file, errors=errors, say=say)
-    else:
-        text = read_text(file, errors=errors, say=say)
-        documents = [line for line in text.split("\n") if line.strip()]
+    try:
+        pairs = read_pairs(file, errors=errors, say=say) if suffix in (".tsv", ".csv", ".jsonl") else []
+    except DataError:
+        if suffix == ".tsv":
+            raise
+        pairs = []  # a table of something else: its text column is read below
+    if pairs:
+        return f"{len(pairs):,} questions {'without' if pairs[0].target is None else 'with'} answers"
+    documents = read_documents(file, errors=errors, say=say)
     characters = sum(map(len, documents))
     distinct = len(set().union(*documents))
     middle = sorted(map(len, documents))[len(documents) // 2]

@@ -101,12 +101,22 @@ def load_settings(source: str | Path | dict[str, Any], overrides: Iterable[str] 
         read_stage(tables["pretraining"], problems) if "pretraining" in tables else None,
         name,
     )
+    if settings.pretraining is not None and not problems:
+        problems += idle_settings(settings.pretraining.training)
     if problems:
         raise SettingsError(problems, shown)
     make_absolute(settings.task, "task", base, typed)
     if settings.pretraining is not None:
         make_absolute(settings.pretraining.task, "pretraining.task", base, typed)
     return settings
+
+
+def idle_settings(pretraining: TrainingSettings) -> Iterator[str]:
+    """What would be read for the earlier stage and then do nothing."""
+    if pretraining.device != "auto":
+        yield "pretraining.training.device: the whole run trains on training.device; set that"
+    if pretraining.patience:
+        yield "pretraining.training.patience: only the last stage is scored, so only it can stop early"
 
 
 def read_stage(table: Any, problems: list[str]) -> StageSettings:

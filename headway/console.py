@@ -92,6 +92,13 @@ class LiveProgress(Progress):
         self.bar.update(self.task, completed=done, facts=describe(record))
 
 
+def show_anything() -> None:
+    """A character that this terminal cannot show becomes an escape instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def reporter() -> Reporter:
     """The one that fits where the program runs."""
     return Terminal() if sys.stderr.isatty() else Lines()

@@ -16,7 +16,7 @@ import torch
 
 from headway.configuration import RunSettings, load_settings
 from headway.console import Reporter
-from headway.errors import RunError, UserError
+from headway.errors import DataError, RunError, TextError, UserError
 from headway.files import Ownership, read_json_lines, write_text
 from headway.generation import GREEDY, Sampling
 from headway.models import CausalModel, parameter_count
@@ -145,8 +145,17 @@ def train(
 
 def build_tokenizer(settings: RunSettings, report: Reporter) -> Tokenizer:
     """A tokenizer that knows every text of every stage."""
+    kind = KINDS[settings.tokenizer.kind]
     texts = [text for _, stage in settings.stages() for text in stage.task.texts(report.say)]
-    return KINDS[settings.tokenizer.kind].train(texts, size=settings.tokenizer.size)
+    try:
+        return kind.train(texts, size=settings.tokenizer.size)
+    except TextError as error:
+        for number, text in enumerate(texts, 1):  # which one was it?
+            try:
+                kind.train([text])
+            except TextError as here:
+                raise DataError(f"text {number} of the corpus, {text[:60]!r}: {here}") from None
+        raise error
 
 
 def build_stages(settings: RunSettings, tokenizer: Tokenizer) -> list[Stage]:

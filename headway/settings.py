@@ -93,7 +93,7 @@ def check(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> tuple[st
 
 def fit(value: Any, kind: Any) -> tuple[bool, Any]:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return True, float(value)
+        return True, float(value) if abs(value) < 10**300 else float("inf")
     if kind in (int, float, str, bool):
         return isinstance(value, kind) and (kind is bool or not isinstance(value, bool)), value
     if typing.get_origin(kind) is list:

@@ -331,3 +331,31 @@ def test_unknown_words_of_the_command_leave_with_2(capsys: Captured) -> None:
     assert (
         "invalid choice: 'bert' (choose from 'vanilla', 'rope', 'synthesizer', 'perceiver')" in capsys.readouterr().err
     )
+
+
+def test_a_folder_of_the_users_is_never_taken_over(people: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(people)
+    (people / "mine.params.run").mkdir()
+    (people / "mine.params.run" / "notes.txt").write_text("precious")
+    arguments = ["run", "finetune", "vanilla", "wiki.txt", "--finetune_corpus_path", "train.tsv", "--epochs", "1"]
+    assert main([*arguments, "--writing_params_path", "mine.params"]) == 2
+    assert (people / "mine.params.run" / "notes.txt").read_text() == "precious"
+
+
+def test_the_file_to_evaluate_may_have_any_name(people: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(people)
+    arguments = ["run", "finetune", "vanilla", "wiki.txt", "--finetune_corpus_path", "train.tsv", "--epochs", "1"]
+    assert main([*arguments, "--writing_params_path", "v.params"]) == 0
+    (people / "dev").write_text("Where was Ada Lund born?\tOslo\n")
+    asking = [
+        "run",
+        "evaluate",
+        "vanilla",
+        "wiki.txt",
+        "--reading_params_path",
+        "v.params",
+        "--outputs_path",
+        "out.txt",
+    ]
+    assert main([*asking, "--eval_corpus_path", "dev"]) == 0
+    assert "out of 1.0" in capsys.readouterr().out

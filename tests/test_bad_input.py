@@ -190,13 +190,13 @@ def test_a_question_that_cannot_be_asked_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--split", "dve"), "'dve' is no split; did you mean 'dev'?"),
+        (("--split", "dve"), "'dve' is neither a split nor a file; did you mean 'dev'?"),
         (("--split", "test"), "this run has no test split"),
         (("--split", "nowhere.tsv"), "nowhere.tsv: no such file"),
         (("--device", "gpu"), "'gpu': unknown"),
         (("--device", "cuda"), "'cuda': not on this machine"),
         (("--out", "/proc/nowhere/x.txt"), "/proc/nowhere/x.txt: cannot be written"),
-        (("--out", "/proc"), "/proc: cannot be written"),
+        (("--out", "/proc"), "/proc: is a directory; name a file in it"),
     ],
 )
 def test_an_evaluation_that_cannot_be_made_is_refused(

@@ -42,3 +42,13 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RunError, match="exists and is no demonstration"):
         run_demo(tmp_path / "other", 0, SMALL, Reporter())
     assert (tmp_path / "other" / "mine.txt").read_text() == "do not touch"
+
+
+def test_a_demo_that_another_process_runs_is_left_alone(tmp_path: Path) -> None:
+    from headway.files import Ownership
+
+    out = tmp_path / "demo"
+    run_demo(out, 0, SMALL, Reporter())
+    with Ownership(out), pytest.raises(RunError, match="in use by process"):
+        run_demo(out, 0, SMALL, Reporter())
+    assert (out / "pretrained" / "run.toml").is_file()

@@ -214,3 +214,10 @@ def test_five_lines_train_on_your_own_text(tmp_path: Path, monkeypatch: pytest.M
     run = headway.train("run.toml", overrides=["model.width=16", "model.block=16", "training.batch_size=2"])
     assert run.path == Path("runs/poems")
     assert run.state.step == 1 and run.evaluation["loss"] > 0
+
+
+def test_settings_that_would_do_nothing_are_refused(run_file: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(run_file, ["pretraining.training.device=cuda", "pretraining.training.patience=2"])
+    assert "training.device; set that" in str(caught.value)
+    assert "only the last stage is scored" in str(caught.value)

@@ -37,7 +37,7 @@ class GPTSettings:
     attention: str = setting("dot-product", "which attention", choices=tuple(ATTENTIONS))
     hidden: int = setting(0, "width inside the feed-forward layers; 0: four times width", least=0)
     tied: bool = setting(False, "use the embedding matrix for the output too")
-    rotary_base: float = setting(10_000.0, "slowest wavelength of rotary positions", above=1.0)
+    rotary_base: float = setting(10_000.0, "how slowly the slowest pair of rotary positions turns", above=1.0)
     small_residuals: bool = setting(True, "begin with the matrices that write into the residual stream ÷ √(2·layers)")
 
     def problems(self) -> Iterator[tuple[str, str]]:

@@ -12,8 +12,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headway.data.catalog import resolve
 from headway.errors import DataError, TextError
-from headway.text import Tokenizer
+from headway.settings import REQUIRED, setting
+from headway.text import Notes, Tokenizer, read_documents
+from headway.text.plain import silent
+
+
+@dataclass
+class CorpusSettings:
+    """The keys of every `[task]` that learns from a corpus."""
+
+    name: str = setting("", "which task")
+    corpus: str = setting(REQUIRED, "the text to learn: a file, a folder or a pattern", path=True)
+    documents: str = setting("lines", "what a document is in a .txt file", choices=("lines", "file"))
+    column: str | int | None = setting(None, "which column of a .tsv, .csv or .jsonl file holds the text")
+    errors: str = setting("strict", "what to do with bytes that are not UTF-8", choices=("strict", "replace"))
+
+    def texts(self, say: Notes) -> list[str]:
+        return self.read(self.corpus, say)
+
+    def read(self, path: str, say: Notes = silent) -> list[str]:
+        return read_documents(resolve(path), documents=self.documents, column=self.column, errors=self.errors, say=say)
 
 
 @dataclass

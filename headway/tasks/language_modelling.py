@@ -2,51 +2,38 @@
 
     loss = − Σ_t log p(x_t | x_<t)
 
-An epoch cuts the corpus into windows of `block` tokens, in random order and with a random phase; documents are
-separated by a mask mark. What is held out for validation is never trained on.
+An epoch sees one window of `block` tokens around each block of the corpus, moved by up to half a block at random, in
+random order. Documents are separated by a mask mark. What is held out for validation is never trained on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headway.data.catalog import resolve
 from headway.errors import DataError, UserError
 from headway.generation import Sampling, stream
 from headway.models import CausalModel
-from headway.settings import REQUIRED, setting
+from headway.settings import setting
 from headway.tasks.base import Batch, Task, mean_loss
-from headway.tasks.corpus import Corpus
-from headway.text import Tokenizer, read_documents
-
-Say = Callable[[str], None]
+from headway.tasks.corpus import Corpus, CorpusSettings
+from headway.text import Tokenizer
 
 
 @dataclass
-class LanguageModellingSettings:
+class LanguageModellingSettings(CorpusSettings):
     """`[task]` with name = "language_modelling"."""
 
     name: str = setting("language_modelling", "which task")
-    corpus: str = setting(REQUIRED, "the text to learn: a file, a folder or a pattern", path=True)
-    documents: str = setting("lines", "what a document is in a .txt file", choices=("lines", "file"))
-    column: str | int | None = setting(None, "which column of a .tsv, .csv or .jsonl file holds the text")
     validation: str | None = setting(None, "a file to validate on; without one the corpus's end is held out", path=True)
     holdout: float = setting(
         0.1, "share of the corpus held out where there is no validation file", least=0.0, below=1.0
     )
-    errors: str = setting("strict", "what to do with bytes that are not UTF-8", choices=("strict", "replace"))
-
-    def texts(self, say: Say) -> list[str]:
-        return self.read(self.corpus, say)
-
-    def read(self, path: str, say: Say = lambda note: None) -> list[str]:
-        return read_documents(resolve(path), documents=self.documents, column=self.column, errors=self.errors, say=say)
 
     def build(self, tokenizer: Tokenizer, block: int) -> LanguageModelling:
         return LanguageModelling(self, tokenizer, block)

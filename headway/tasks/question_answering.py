@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,8 @@ from headway.generation.decode import check_prompts
 from headway.models import CausalModel
 from headway.settings import REQUIRED, setting
 from headway.tasks.base import Batch, Task
-from headway.text import Pair, Tokenizer, read_documents, read_pairs
+from headway.text import Notes, Pair, Tokenizer, read_documents, read_pairs
 
-Say = Callable[[str], None]
 SPLITS = ("train", "dev", "test")
 
 
@@ -43,12 +42,12 @@ class QuestionAnsweringSettings:
     longest_answer: int = setting(32, "most tokens an answer may have", least=1)
     errors: str = setting("strict", "what to do with bytes that are not UTF-8", choices=("strict", "replace"))
 
-    def texts(self, say: Say) -> list[str]:
+    def texts(self, say: Notes) -> list[str]:
         corpus = read_documents(resolve(self.corpus), errors=self.errors, say=say) if self.corpus else []
         pairs = self.read(self.questions, answers=True, say=say)
         return corpus + [text for pair in pairs for text in (pair.source, f"{pair.target}")]
 
-    def read(self, path: str, answers: bool | None = None, say: Say = lambda note: None) -> list[Pair]:
+    def read(self, path: str, answers: bool | None = None, say: Notes = lambda note: None) -> list[Pair]:
         return read_pairs(resolve(path), answers=answers, errors=self.errors, say=say)
 
     def build(self, tokenizer: Tokenizer, block: int) -> QuestionAnswering:
@@ -84,11 +83,11 @@ class QuestionAnswering(Task):
         self.lengths = torch.tensor([len(row) for row, _ in rows])
         self.marks = torch.tensor([mark for _, mark in rows])  # where the first mark stands
         self.examples = len(rows)
-        self.check(self.settings.dev or self.settings.questions, self.pairs("dev"))
+        self.check("dev", self.pairs("dev"))
 
     def row(self, pair: Pair) -> tuple[list[int], int]:
         """The tokens of question ⁇ answer ⁇, and the place of the first mark."""
-        place = f"{self.settings.questions}:{pair.line}"
+        place = f"{self.path_of('train')}:{pair.line}"
         try:
             prompt = self.prompt(pair.source)
             answer = self.tokenizer.encode(self.tokenizer.lead + (pair.target or ""))
@@ -102,13 +101,19 @@ class QuestionAnswering(Task):
             )
         return row, len(prompt) - 1
 
-    def check(self, path: str, pairs: Sequence[Pair]) -> None:
-        """Every question of a file must be one that the model can be asked."""
+    def path_of(self, split: str) -> str:
+        """The file that a split's questions stand in."""
+        settings = self.settings
+        files = {"train": settings.questions, "dev": settings.dev or settings.questions, "test": settings.test}
+        return files.get(split) or split
+
+    def check(self, split: str, pairs: Sequence[Pair]) -> None:
+        """Every question of a split must be one that the model can be asked."""
         for pair in pairs:
             try:
                 check_prompts([self.prompt(pair.source)], self.block)
             except TextError as error:
-                raise DataError(f"{path}:{pair.line}: {error}: {pair.source!r}") from None
+                raise DataError(f"{self.path_of(split)}:{pair.line}: {error}: {pair.source!r}") from None
 
     def prompt(self, question: str) -> list[int]:
         return [*self.tokenizer.encode(self.tokenizer.lead + question), self.tokenizer.mask]
@@ -134,20 +139,20 @@ class QuestionAnswering(Task):
             if settings.dev is None:
                 yield "dev", pairs[cut:]
         elif split == "dev" and settings.dev:
-            yield split, settings.read(settings.dev)
+            yield split, settings.read(settings.dev, answers=True)
         elif split == "test":
             if settings.test is None:
                 raise UserError("this run has no test split (task.test); name a file instead")
             yield split, settings.read(settings.test)
-        elif "." not in split and "/" not in split:
-            raise UserError(f"'{split}' is no split{nearest(split, SPLITS)}; a file needs its ending")
+        elif not resolve(split).is_file() and "." not in split and "/" not in split:
+            raise UserError(f"'{split}' is neither a split nor a file{nearest(split, SPLITS)}")
         else:
             yield split, settings.read(split)
 
     def evaluate(self, model: CausalModel, split: str = "dev") -> dict[str, Any]:
         """Accuracy where the answers are known, and every prediction in the order of the questions."""
         pairs = self.pairs(split)
-        self.check({"train": self.settings.questions, "dev": self.settings.dev}.get(split) or split, pairs)
+        self.check(split, pairs)
         answers = self.answer(model, [pair.source for pair in pairs])
         result: dict[str, Any] = {"questions": len(pairs), "predictions": [answer.text for answer in answers]}
         if pairs and all(pair.target is not None for pair in pairs):

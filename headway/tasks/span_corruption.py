@@ -7,7 +7,8 @@
 The defaults are the course's rules: the kept part is the line's beginning, of random length; the span lies anywhere and
 averages a quarter of it; the loss counts every token. Beyond them:
 
-    windows     "anywhere": the kept part may begin later, but the heading (the name) always stays in front and whole
+    windows     "anywhere": the kept part may begin later, but the heading (the name) stays in front and whole, where
+                it leaves room for more
     salient     share of the rows whose span is a run of capitalised words or a number
     no_suffix   share of the rows that end with the span: prefix ⁇ span
     closing     a mask mark after the span says that it ends there: prefix ⁇ suffix ⁇ span ⁇
@@ -20,33 +21,26 @@ Shapes: B rows, T positions.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headway.data.catalog import resolve
-from headway.errors import DataError
+from headway.errors import DataError, UserError
 from headway.models import CausalModel
-from headway.settings import REQUIRED, setting
+from headway.settings import setting
 from headway.tasks.base import Batch, Task, mean_loss
-from headway.tasks.corpus import Corpus
-from headway.text import Tokenizer, read_documents
-
-Say = Callable[[str], None]
+from headway.tasks.corpus import Corpus, CorpusSettings
+from headway.text import Tokenizer
 
 
 @dataclass
-class SpanCorruptionSettings:
+class SpanCorruptionSettings(CorpusSettings):
     """`[task]` with name = "span_corruption"."""
 
     name: str = setting("span_corruption", "which task")
-    corpus: str = setting(REQUIRED, "the text to learn: a file, a folder or a pattern", path=True)
-    documents: str = setting("lines", "what a document is in a .txt file", choices=("lines", "file"))
-    column: str | int | None = setting(None, "which column of a .tsv, .csv or .jsonl file holds the text")
     shortest: int = setting(4, "fewest tokens of a line that are kept", least=2)
     longest: float = setting(
         0.875, "most tokens of a line that are kept, as a share of model.block", above=0.0, most=1.0
@@ -58,15 +52,6 @@ class SpanCorruptionSettings:
     no_suffix: float = setting(0.0, "share of the rows that end with the hidden span", least=0.0, most=1.0)
     closing: bool = setting(False, "put a mask mark after the span")
     learn: str = setting("everything", "which tokens count in the loss", choices=("everything", "span"))
-    errors: str = setting("strict", "what to do with bytes that are not UTF-8", choices=("strict", "replace"))
-
-    def texts(self, say: Say) -> list[str]:
-        return self.read(say)
-
-    def read(self, say: Say = lambda note: None) -> list[str]:
-        return read_documents(
-            resolve(self.corpus), documents=self.documents, column=self.column, errors=self.errors, say=say
-        )
 
     def build(self, tokenizer: Tokenizer, block: int) -> SpanCorruption:
         return SpanCorruption(self, tokenizer, block)
@@ -80,7 +65,7 @@ class SpanCorruption(Task):
         self.longest = min(int(block * settings.longest), block + 1 - marks)  # a row has one token more than its inputs
 
     def load(self) -> None:
-        documents = self.settings.read()
+        documents = self.settings.read(self.settings.corpus)
         if self.longest < self.settings.shortest:
             raise DataError(
                 f"task.shortest ({self.settings.shortest}) is more than fits a row of model.block = {self.block} "
@@ -88,7 +73,8 @@ class SpanCorruption(Task):
             )
         self.corpus = Corpus.encode(documents, self.tokenizer, self.settings.corpus)
         self.examples = len(self.corpus)
-        spans = [token_spans(text, self.corpus, number, self.tokenizer) for number, text in enumerate(documents)]
+        sizes, lead = self.tokenizer.byte_lengths(), len(self.tokenizer.lead)
+        spans = [token_spans(text, self.corpus, number, sizes, lead) for number, text in enumerate(documents)]
         self.headings = torch.tensor([count_heading(text, ends, self.settings.heading) for text, ends, _ in spans])
         salient = torch.tensor([span for _, _, found in spans for span in found], dtype=torch.long).reshape(-1, 2)
         self.salient_starts, self.salient_ends = salient.T.contiguous()  # over the flat corpus, sorted
@@ -156,7 +142,11 @@ class SpanCorruption(Task):
         return Batch.next_token(tokens, lengths, learned)
 
     def evaluate(self, model: CausalModel, split: str = "dev", rows: int = 512) -> dict[str, Any]:
-        """Loss a learned token on a fixed corruption of a sample of the corpus (none of it is held out)."""
+        """Loss a learned token on a fixed corruption of a file, or of a sample of the corpus (nothing is held out)."""
+        if split == "test":
+            raise UserError("span corruption has no test split; name a file instead")
+        if split not in ("train", "dev"):
+            return replace(self.settings, corpus=split).build(self.tokenizer, self.block).evaluate(model, "train", rows)
         if not hasattr(self, "corpus"):
             self.load()
         generator = torch.Generator().manual_seed(0)
@@ -171,11 +161,11 @@ def pick(u: Tensor, low: int | Tensor, high: Tensor) -> Tensor:
 
 
 def token_spans(
-    text: str, corpus: Corpus, number: int, tokenizer: Tokenizer
+    text: str, corpus: Corpus, number: int, sizes: np.ndarray, lead: int
 ) -> tuple[str, np.ndarray, list[tuple[int, int]]]:
     """(text, last byte + 1 of each of its tokens, salient spans as token ranges of the flat corpus)."""
     begin, end = int(corpus.starts[number]), int(corpus.starts[number + 1])
-    ends = tokenizer.byte_lengths()[corpus.tokens[begin:end].numpy()].cumsum() - len(tokenizer.lead)
+    ends = sizes[corpus.tokens[begin:end].numpy()].cumsum() - lead
     spans: list[tuple[int, int]] = []
     for first, last in salient_spans(text):
         low, high = len(text[:first].encode()), len(text[:last].encode())

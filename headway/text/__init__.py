@@ -1,5 +1,6 @@
 """Text in, tokens out: readers for a user's files and the tokenizers that cut them into pieces."""
 
+from headway.text.plain import Notes
 from headway.text.readers import Pair, read_documents, read_lines, read_pairs, read_text
 from headway.text.tokenizers import BPE, KINDS, Bytes, Characters, StreamDecoder, Tokenizer, Words
 from headway.text.tokenizers import load as load_tokenizer
@@ -9,6 +10,7 @@ __all__ = [
     "KINDS",
     "Bytes",
     "Characters",
+    "Notes",
     "Pair",
     "StreamDecoder",
     "Tokenizer",

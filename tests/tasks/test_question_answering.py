@@ -75,7 +75,7 @@ def test_splits_and_baseline(people: Path) -> None:
     assert share == pytest.approx(sum(pair.target == answer for pair in task.pairs("train")) / 12)
     with pytest.raises(UserError, match="no test split"):
         task.pairs("test")
-    with pytest.raises(UserError, match="'dve' is no split; did you mean 'dev'"):
+    with pytest.raises(UserError, match="'dve' is neither a split nor a file; did you mean 'dev'"):
         task.pairs("dve")
 
 

@@ -180,3 +180,17 @@ def test_making_a_batch_is_cheap(real_data: Path) -> None:
 def test_what_is_salient() -> None:
     text = "Mr. van der Berg met Anna-Maria O'Neill in New York , 1921 ."
     assert [text[a:b] for a, b in salient_spans(text)] == ["Mr", "Berg", "Anna-Maria O'Neill", "New York", "1921"]
+
+
+def test_a_file_is_scored_and_not_mistaken_for_the_corpus(tmp_path: Path) -> None:
+    from headway.errors import UserError
+    from headway.models import GPTSettings
+
+    task, tokenizer = make(tmp_path)
+    model = GPTSettings(width=16, heads=2, layers=1, block=64).build(len(tokenizer))
+    (tmp_path / "other.txt").write_text("Bo Moe was born in Oslo .\n" * 3)
+    assert task.evaluate(model, str(tmp_path / "other.txt"))["tokens"] < task.evaluate(model, "train")["tokens"]
+    with pytest.raises(UserError, match="no test split"):
+        task.evaluate(model, "test")
+    with pytest.raises(DataError, match="no such file"):
+        task.evaluate(model, str(tmp_path / "nowhere.txt"))

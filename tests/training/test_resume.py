@@ -91,7 +91,7 @@ def test_killed_at_any_moment_of_any_checkpoint(run_file: Path, monkeypatch, fun
     )
     folder = run_file.parent
     expected = final_weights(headway.train(settings, folder / "whole").path)
-    module, name = {"os": os, "shutil": shutil}[function.split(".")[0]], function.split(".")[1]
+    module, name = {"os": os, "shutil": shutil}[function.split(".", maxsplit=1)[0]], function.split(".")[1]
     original, seen = getattr(module, name), 0
     for cut in range(1, 200, 3 if name == "fsync" else 1):
         calls = 0

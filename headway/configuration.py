@@ -101,7 +101,7 @@ def load_settings(source: str | Path | dict[str, Any], overrides: Iterable[str] 
         read_stage(tables["pretraining"], problems) if "pretraining" in tables else None,
         name,
     )
-    if settings.pretraining is not None and not problems:
+    if settings.pretraining is not None and settings.pretraining.training is not None:
         problems += idle_settings(settings.pretraining.training)
     if problems:
         raise SettingsError(problems, shown)

@@ -338,14 +338,16 @@ def test_a_folder_of_the_users_is_never_taken_over(people: Path, monkeypatch: py
     (people / "mine.params.run").mkdir()
     (people / "mine.params.run" / "notes.txt").write_text("precious")
     arguments = ["run", "finetune", "vanilla", "wiki.txt", "--finetune_corpus_path", "train.tsv", "--epochs", "1"]
-    assert main([*arguments, "--writing_params_path", "mine.params"]) == 2
+    assert a5.main([*arguments, "--writing_params_path", "mine.params"]) == 2
     assert (people / "mine.params.run" / "notes.txt").read_text() == "precious"
 
 
 def test_the_file_to_evaluate_may_have_any_name(people: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(people)
+    with open("wiki.txt", "a") as corpus:
+        corpus.write("What? Where? .\n")  # the corpus must have every character of the questions
     arguments = ["run", "finetune", "vanilla", "wiki.txt", "--finetune_corpus_path", "train.tsv", "--epochs", "1"]
-    assert main([*arguments, "--writing_params_path", "v.params"]) == 0
+    assert a5.main([*arguments, "--writing_params_path", "v.params"]) == 0
     (people / "dev").write_text("Where was Ada Lund born?\tOslo\n")
     asking = [
         "run",
@@ -357,5 +359,5 @@ def test_the_file_to_evaluate_may_have_any_name(people: Path, monkeypatch, capsy
         "--outputs_path",
         "out.txt",
     ]
-    assert main([*asking, "--eval_corpus_path", "dev"]) == 0
+    assert a5.main([*asking, "--eval_corpus_path", "dev"]) == 0
     assert "out of 1.0" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-# make demo    train, compare, ask, report on the embedded world   (about 4 minutes after set-up)
+# make demo    train, compare, ask, report on the embedded world   (about 2 minutes after set-up)
 # make test    all tests                                           (a few minutes)
 # make check   ruff and mypy
 # Each sets up .venv by itself; Python 3.11 or newer and make are all it needs.

@@ -47,7 +47,7 @@ def root(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the runs and the report go.")] = Path("runs/demo"),
+    out: Annotated[Optional[Path], typer.Option(help="Where the runs and the report go; runs/demo.")] = None,  # noqa: UP045
     seed: Annotated[int, typer.Option(min=0, max=SEEDS, help="Of the models; the world stays the same.")] = 0,
     sets: Sets = None,
 ) -> None:

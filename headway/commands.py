@@ -33,6 +33,8 @@ def train_command(source: str, sets: list[str], out: Path | None, resume: bool) 
     report = reporter()
     settings = load_settings(source, sets)
     directory = out or (resumed_directory(source, settings.name) if resume else free_directory(settings.name))
+    if out is None and not resume and directory.name != settings.name:
+        report.say(f"runs/{settings.name} is there already (go on with --resume); this run goes to {directory}")
     try:
         run = train(settings, directory, resume=resume, report=report)
     except Interrupted as interruption:
@@ -70,7 +72,7 @@ def evaluate_command(path: Path, split: str, out: Path | None, device: str) -> N
     result = run.evaluate(split)
     if not result.get("questions", result.get("tokens")):
         raise UserError(f"{run.path}: {split}: nothing was held out to measure on; name a file with --split")
-    shown = scores(result) or [f"{result['questions']} questions without answers, so no accuracy"]
+    shown = scores(result) or [f"{result['questions']} questions without answers (one column), so no accuracy"]
     print(f"{run.path}: {split}: {', '.join(shown)}")
     if "predictions" in result:
         name = split if split in ("train", "dev", "test") else Path(split).name

@@ -81,6 +81,8 @@ def load_settings(source: str | Path | dict[str, Any], overrides: Iterable[str] 
     else:
         path = find(source)
         tables, base, name, shown = read_toml(path), path.parent, name_of(path), str(source)
+    overrides = list(overrides)
+    shown += " with --set" if overrides else ""
     problems: list[str] = []
     typed: set[str] = set()  # the keys that --set gave
     for assignment in overrides:
@@ -164,7 +166,8 @@ def find(source: str | Path) -> Path:
     if os.path.isdir(path):
         raise UserError(f"{source}: a folder without a run.toml in it, so not a run directory")
     if path.suffix == ".toml" or path.is_absolute():
-        raise UserError(f"{source}: no such run file")
+        near = [path.name for path in sorted(path.parent.glob("*.toml"))]
+        raise UserError(f"{source}: no such run file{nearest(path.name, near)}")
     raise UserError(f"'{source}' is neither a recipe nor a run file{nearest(str(source), recipe_names())}")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 
@@ -90,6 +92,12 @@ class LiveProgress(Progress):
 
     def update(self, done: int, record: dict[str, Any]) -> None:
         self.bar.update(self.task, completed=done, facts=describe(record))
+
+
+def program() -> str:
+    """How to call this program again from here: by its name, or by its path where it is not on the shell's."""
+    called = sys.argv[0]
+    return called if Path(called).name == "headway" and shutil.which("headway") is None else "headway"
 
 
 def show_anything() -> None:

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from headway.configuration import load_settings
-from headway.console import Reporter, clock
+from headway.console import Reporter, clock, program
 from headway.data.world import World, make_world, write_world
 from headway.errors import RunError
 from headway.files import Ownership, write_json, write_output
@@ -38,11 +38,12 @@ class Score:
     seconds: float
 
 
-def run_demo(out: Path, seed: int, sets: list[str], report: Reporter) -> Path:
+def run_demo(out: Path | None, seed: int, sets: list[str], report: Reporter) -> Path:
     """Train, compare, ask, report; returns the report's path."""
-    with claim(out):
-        clear(out)
-        return demonstrate(out, seed, sets, report)
+    directory = choose_directory(out)
+    with claim(directory):
+        clear(directory)
+        return demonstrate(directory, seed, sets, report)
 
 
 def demonstrate(out: Path, seed: int, sets: list[str], report: Reporter) -> Path:
@@ -60,8 +61,17 @@ def demonstrate(out: Path, seed: int, sets: list[str], report: Reporter) -> Path
         print(describe(answer, truth))
     path = out / "report.html"
     write_output(path, report_page(world, runs, scores, answers, seed))
-    print(f'\nreport: {path}\nask it yourself: headway predict {pretrained.path} "{world.test[-1].question}"')
+    again = f'{program()} predict {pretrained.path} "{world.test[-1].question}"'
+    print(f"\nreport: {path}\nask it yourself: {again}")
     return path
+
+
+def choose_directory(out: Path | None) -> Path:
+    """The directory that was asked for, else runs/demo, or runs/demo-2 and so on where a finished one stands."""
+    if out is not None:
+        return out
+    names = ("demo" if number == 1 else f"demo-{number}" for number in range(1, 10_000))
+    return next(Path("runs", name) for name in names if not (Path("runs", name) / "report.html").exists())
 
 
 def claim(out: Path) -> Ownership:
@@ -69,6 +79,8 @@ def claim(out: Path) -> Ownership:
     try:
         if out.exists() and not out.is_dir():
             raise RunError(f"{out}: is a file; choose a directory with --out")
+        if (out / "report.html").exists():
+            raise RunError(f"{out}: a finished demonstration stands there; choose another directory with --out")
         if out.is_dir() and not {path.name for path in out.iterdir()} <= {".lock"} and not (out / MARK).exists():
             raise RunError(f"{out}: exists and is no demonstration; choose another directory with --out")
         out.mkdir(parents=True, exist_ok=True)
@@ -78,9 +90,9 @@ def claim(out: Path) -> Ownership:
 
 
 def clear(out: Path) -> None:
-    """An earlier demonstration makes room for this one."""
-    for part in ("from-scratch", "pretrained", "world", "report.html"):
-        shutil.rmtree(out / part) if (out / part).is_dir() else (out / part).unlink(missing_ok=True)
+    """A demonstration that was not finished makes room for this one."""
+    for part in ("from-scratch", "pretrained", "world"):
+        shutil.rmtree(out / part, ignore_errors=True)
     write_json(out / MARK, {"recipe": RECIPE})
 
 
@@ -129,7 +141,7 @@ def describe(answer: Answer, truth: str | None) -> str:
         verdict = "a guess: no text mentions this person"
     else:
         verdict = "right" if answer.text == truth else f"wrong, it is {truth}"
-    others = ", ".join(f"{text} {share:.0%}" for text, share in answer.alternatives)
+    others = ", ".join(f"{text} {percent(share)}" for text, share in answer.alternatives)
     return f"{answer.question}\n    {answer.text}  {answer.probability:.0%}  ({verdict}; else {others})"
 
 
@@ -172,7 +184,8 @@ def report_page(
                 [answer_row(answer, truth) for answer, truth in answers],
                 numbers=(2,),
             ),
-            f"<p class='soft'>{sureness(run, world)}</p>",
+            f"<p class='soft'>{sureness(run, world)} "
+            "A probability says how sure the model is, not whether it is right.</p>",
             "<h2>Loss</h2>",
             f'<div class="row">{loss_figures(runs)}</div>',
             "<h2>Where the model looks</h2>",
@@ -187,8 +200,12 @@ def report_page(
     )
 
 
+def percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.005 else "<1%"
+
+
 def answer_row(answer: Answer, truth: str | None) -> list[str]:
-    others = ", ".join(f"{escape(text)} {share:.0%}" for text, share in answer.alternatives)
+    others = ", ".join(f"{escape(text)} {escape(percent(share))}" for text, share in answer.alternatives)
     if truth is None:
         verdict = '<span class="soft">no text says it: a guess</span>'
     else:

@@ -179,7 +179,7 @@ def check_directory(directory: Path, settings: RunSettings, resume: bool) -> Non
                 + f"\nresume with its own (headway train {directory} --resume), or start anew with another --out"
             )
     elif directory.exists() and (not directory.is_dir() or {path.name for path in directory.iterdir()} - {".lock"}):
-        way = "continue it with --resume, or choose" if run_file.is_file() else "choose"
+        way = "continue it with --resume (resume=True), or choose" if run_file.is_file() else "choose"
         raise RunError(f"{directory}: exists already; {way} another directory with --out")
 
 

@@ -136,7 +136,7 @@ def test_the_column_of_a_table_may_be_counted() -> None:
 
 def test_an_unknown_key_is_refused_before_anything_is_written(run_file: Path, capsys: Captured) -> None:
     shown = refused(capsys, "train", run_file, "--set", "model.widht=3", "--out", run_file.parent / "run")
-    assert shown == f"{run_file}: a problem\n  - model.widht: unknown key; did you mean 'width'?\n"
+    assert shown == f"{run_file} with --set: a problem\n  - model.widht: unknown key; did you mean 'width'?\n"
     assert not (run_file.parent / "run").exists()
 
 

@@ -237,7 +237,7 @@ def test_evaluate_scores_a_file(answers: Path, tmp_path: Path, capsys: Captured,
     assert (
         ("accuracy" in shown and " of 2)" in shown)
         if with_answers
-        else "2 questions without answers, so no accuracy" in shown
+        else "2 questions without answers (one column), so no accuracy" in shown
     )
     assert len(out.read_text().splitlines()) == 2
 

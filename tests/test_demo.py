@@ -36,7 +36,10 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (out / "world" / "wiki.txt").is_file()
     assert (out / "pretrained" / "run.toml").is_file()
 
-    run_demo(out, 0, SMALL, Reporter())  # a second one takes the place of the first
+    with pytest.raises(RunError, match="a finished demonstration stands there"):
+        run_demo(out, 0, SMALL, Reporter())
+    report.unlink()
+    run_demo(out, 0, SMALL, Reporter())  # takes the place of one that was not finished
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("do not touch")
     with pytest.raises(RunError, match="exists and is no demonstration"):
@@ -48,7 +51,13 @@ def test_a_demo_that_another_process_runs_is_left_alone(tmp_path: Path) -> None:
     from headway.files import Ownership
 
     out = tmp_path / "demo"
-    run_demo(out, 0, SMALL, Reporter())
+    run_demo(out, 0, SMALL, Reporter()).unlink()
     with Ownership(out), pytest.raises(RunError, match="in use by process"):
         run_demo(out, 0, SMALL, Reporter())
     assert (out / "pretrained" / "run.toml").is_file()
+
+
+def test_without_a_directory_a_finished_demo_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_demo(None, 0, SMALL, Reporter()) == Path("runs/demo/report.html")
+    assert run_demo(None, 0, SMALL, Reporter()) == Path("runs/demo-2/report.html")

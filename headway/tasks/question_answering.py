@@ -116,6 +116,8 @@ class QuestionAnswering(Task):
                 raise DataError(f"{self.path_of(split)}:{pair.line}: {error}: {pair.source!r}") from None
 
     def prompt(self, question: str) -> list[int]:
+        if not question.strip():
+            raise TextError("the question is empty")
         return [*self.tokenizer.encode(self.tokenizer.lead + question), self.tokenizer.mask]
 
     def batch(self, rows: Tensor, generator: torch.Generator) -> Batch:

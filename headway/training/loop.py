@@ -38,7 +38,7 @@ class TrainingSettings:
     """`[training]`, and `[pretraining.training]`."""
 
     steps: int = setting(1000, "updates of the weights", least=0)
-    batch_size: int = setting(64, "rows a step", least=1)
+    batch_size: int = setting(32, "rows a step", least=1)
     learning_rate: float = setting(1e-3, "peak learning rate of AdamW", above=0.0)
     schedule: str = setting("cosine", "how the rate changes", choices=schedules.NAMES)
     warmup: float = setting(0.02, "steps of rising rate; below 1, a share of all steps", least=0.0)
@@ -130,7 +130,7 @@ class Trainer:
         self.resumed_at = step
         kept = [record for record in read_json_lines(self.metrics) if record["step"] <= step]
         write_json_lines(self.metrics, kept)
-        self.report.say(f"resuming after step {step:,}")
+        self.report.say(f"finished at step {step:,} already" if self.state.done else f"resuming after step {step:,}")
 
     def run(self) -> State:
         with interruptible() as interrupted:

@@ -53,6 +53,23 @@ def test_readme_commands_are_ones_that_exist(line: str) -> None:
         assert words[0] in recipe_names() or words[0].endswith(".toml") or words[0].startswith("runs/")
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_run_files_in_the_readme_train(number: int, people: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On files of the names they use, for two steps."""
+    import headway
+
+    blocks = (ROOT / "README.md").read_text("utf-8").split("```")[1::2]
+    text = [block.removeprefix("toml\n") for block in blocks if block.startswith("toml\n")][number]
+    (people / "biographies.txt").write_text((people / "wiki.txt").read_text())
+    (people / "notes.txt").write_text("Once upon a time there was a small corpus. " * 20)
+    (people / "example.toml").write_text(re.sub(r"steps = \d+", "steps = 2", text))
+    assert headway.train(people / "example.toml", people / "run").evaluation
+
+
+def test_no_figure_is_missing() -> None:
+    assert not [page.name for page in PAGES if "@@" in page.read_text("utf-8")]
+
+
 def test_the_python_example_in_the_readme_runs(monkeypatch: pytest.MonkeyPatch, run_file: Path) -> None:
     """With a tiny run file in place of the recipe."""
     code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)

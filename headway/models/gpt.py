@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from headway.models.base import CausalModel
-from headway.nn import Attention, Block, Cache, FeedForward, Learned, Rotary, SelfAttention, Sinusoidal
+from headway.nn import Attention, Block, Cache, FeedForward, InAttention, SelfAttention, make_position
+from headway.nn.positions import NAMES as POSITIONS
 from headway.settings import setting
 
 ATTENTIONS: dict[str, Callable[..., Attention]] = {"dot-product": SelfAttention}
-POSITIONS = ("learned", "sinusoidal", "rotary", "none")
 
 
 @dataclass
@@ -61,14 +61,13 @@ class GPT(CausalModel):
         width = settings.width
         self.settings = settings
         self.embedding = nn.Embedding(vocabulary, width)
-        self.positions = embedded_positions(settings)
+        position = self.make_position()
+        self.positions = None if isinstance(position, InAttention) else position
         self.dropout = nn.Dropout(settings.dropout)
-        rotate = Rotary(width // settings.heads, settings.rotary_base) if settings.positions == "rotary" else None
-        attention = ATTENTIONS[settings.attention]
         self.blocks = nn.ModuleList(
             Block(
                 width,
-                attention(width, settings.heads, settings.dropout, rotate),
+                self.make_attention(),
                 FeedForward(width, settings.hidden or 4 * width),
                 settings.dropout,
             )
@@ -79,6 +78,15 @@ class GPT(CausalModel):
         self.reset()
         if settings.tied:
             self.head.weight = self.embedding.weight
+
+    def make_position(self) -> nn.Module | None:
+        s = self.settings
+        return make_position(s.positions, s.width, s.heads, s.block, causal=True, base=s.rotary_base)
+
+    def make_attention(self) -> Attention:
+        s, position = self.settings, self.make_position()
+        position = position if isinstance(position, InAttention) else None
+        return ATTENTIONS[s.attention](s.width, s.heads, s.dropout, causal=True, length=s.block, position=position)
 
     def reset(self) -> None:
         """Linear and Embedding from N(0, 0.02), biases zero; norms and positions as they are made."""
@@ -111,12 +119,3 @@ class GPT(CausalModel):
     def empty_cache(self, rows: int, length: int) -> Cache:
         lengths = torch.zeros(rows, dtype=torch.long, device=self.norm.weight.device)
         return Cache([block.empty_cache(rows, length) for block in self.stack()], lengths)
-
-
-def embedded_positions(settings: GPTSettings) -> nn.Module | None:
-    """The position scheme that acts on the embeddings, where the settings ask for one."""
-    if settings.positions == "learned":
-        return Learned(settings.block, settings.width)
-    if settings.positions == "sinusoidal":
-        return Sinusoidal(settings.width)
-    return None

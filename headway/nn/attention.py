@@ -1,10 +1,10 @@
-"""Scaled dot-product attention with several heads.
+"""Self-attention: what every mechanism offers, and the one the others are measured by.
 
     Attention(Q, K, V) = softmax(Q Kᵀ / √K_width + mask) V
     MultiHead(X)       = [head_1; …; head_H] W_O,   head_i = Attention(X Wq_i, X Wk_i, X Wv_i)
 
-"Attention is all you need" (Vaswani et al. 2017), section 3.2. Time O(T·S·D), memory O(T·S·H) at the worst, less with
-the fused kernels of `scaled_dot_product_attention`.
+"Attention is all you need" (Vaswani et al. 2017), section 3.2. Time O(T²·D); memory O(T²·H) at the worst, O(T·D)
+with the fused kernels of `scaled_dot_product_attention`.
 
 Shapes: B batch, T queries, S keys, D width, H heads, K head width. Masks are boolean, True = may attend.
 """
@@ -18,32 +18,46 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.nn.cache import LayerCache
+from headway.nn.positions import InAttention
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    scale: float | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """softmax(q kᵀ / √K) v over the keys that `mask` allows: q (B, H, T, K), k and v (B, H, S, K) → (B, H, T, K).
+    """softmax(q kᵀ·scale + bias) v over the keys that `mask` allows: q (…, T, K), k and v (…, S, K) → (…, T, K).
 
-    A query with nothing to attend to gets zeros and passes zero gradients on, never NaN.
+    `scale` is 1/√K where it is not given; `mask` and `bias` broadcast to (…, T, S). A query with nothing to attend to
+    gets zeros and passes zero gradients on, never NaN.
     """
-    if mask is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=dropout)
+    if bias is not None:
+        bias = bias.to(q.dtype)
+    if mask is None and bias is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=dropout, scale=scale)
     if causal:
-        mask = mask & causal_mask(q.shape[-2], k.shape[-2], q.device)
+        order = causal_mask(q.shape[-2], k.shape[-2], q.device)
+        mask = order if mask is None else mask & order
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
     nothing = ~mask.any(-1, keepdim=True)  # (…, T, 1)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask | nothing, dropout_p=dropout)
+    allowed = mask | nothing
+    added = allowed if bias is None else bias.masked_fill(~allowed, float("-inf"))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=scale)
     return out.masked_fill(nothing, 0.0)
 
 
-def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-    """The weights that `attend` applies, written out: (B, H, T, S). For looking at, not for training."""
-    scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5  # (B, H, T, S)
-    allowed = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask.expand_as(scores)
-    if causal:
-        allowed = allowed & causal_mask(q.shape[-2], k.shape[-2], q.device)
-    weights = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
-    return weights.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax over the keys that `mask` allows; a row without any gives zeros and passes zero gradients on."""
+    if mask is None:
+        return scores.softmax(-1)
+    nothing = ~mask.any(-1, keepdim=True)
+    return scores.masked_fill(~(mask | nothing), float("-inf")).softmax(-1).masked_fill(nothing, 0.0)
 
 
 def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
@@ -51,16 +65,53 @@ def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> 
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
 
 
+def visible(count: int, causal: bool, mask: Tensor | None, device: torch.device | None = None) -> Tensor | None:
+    """Who may look at whom in rows of `count` tokens, where `mask` (B, T) says which count: (B, 1, T, T), (T, T), None."""
+    order = causal_mask(count, count, device) if causal else None
+    if mask is None:
+        return order
+    padding = mask[:, None, None, :]  # (B, 1, 1, S)
+    return padding.expand(-1, 1, count, -1) if order is None else padding & order
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, T, D) → (B, H, T, K)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """(B, H, T, K) → (B, T, D)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def check_heads(width: int, heads: int) -> None:
+    if heads < 1 or width % heads:
+        raise ValueError(f"heads ({heads}) must divide width ({width})")
+
+
 class Attention(nn.Module):
-    """What a block asks of its attention, whichever mechanism it is."""
+    """What a layer asks of its self-attention, whichever mechanism it is.
+
+    Every mechanism is built as `Mechanism(width, heads, dropout, causal=…, length=…, position=…, its own options)`:
+    `causal` keeps each position from seeing later ones, `length` is the longest row (only those that are built for a
+    fixed length need it), `position` acts on queries and keys (only those that have them take one).
+    """
+
+    causal: bool
 
     @abstractmethod
-    def forward(self, x: Tensor, positions: Tensor, cache: LayerCache | None = None) -> Tensor:
-        """x (B, T, D), positions (T,) or (B, T), this layer's cache or None → (B, T, D)."""
+    def forward(
+        self, x: Tensor, positions: Tensor, cache: LayerCache | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """x (B, T, D), positions (T,) or (B, T) → (B, T, D).
+
+        `mask` (B, T) is True where a token counts: nobody looks at the others. With this layer's `cache` (causal
+        attention only), x continues the cache's rows at `positions` (B, T), and no mask is needed.
+        """
 
     @abstractmethod
-    def weights(self, x: Tensor, positions: Tensor) -> Tensor:
-        """What each position attends to: (B, H, T, T)."""
+    def weights(self, x: Tensor, positions: Tensor, mask: Tensor | None = None) -> Tensor:
+        """How much of each position every position takes: (B, H, T, T). For looking at, not for training."""
 
     @abstractmethod
     def empty_cache(self, rows: int, length: int) -> LayerCache:
@@ -68,45 +119,116 @@ class Attention(nn.Module):
 
 
 class SelfAttention(Attention):
-    """Causal self-attention with `heads` heads; `rotate` turns queries and keys by their positions, where given."""
+    """Scaled dot-product self-attention with `heads` heads; `position`, where given, acts on queries, keys and scores."""
 
-    def __init__(self, width: int, heads: int, dropout: float = 0.0, rotate: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        dropout: float = 0.0,
+        *,
+        causal: bool = False,
+        length: int | None = None,
+        position: InAttention | None = None,
+    ) -> None:
         super().__init__()
-        if width % heads:
-            raise ValueError(f"heads ({heads}) must divide width ({width})")
+        check_heads(width, heads)
         self.heads = heads
+        self.causal = causal
+        self.dropout = dropout
+        self.scale = (width // heads) ** -0.5
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
         self.value = nn.Linear(width, width)
         self.output = nn.Linear(width, width)
-        self.dropout = dropout
-        self.rotate = rotate
+        self.position = position
 
-    def forward(self, x: Tensor, positions: Tensor, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Tensor, cache: LayerCache | None = None, mask: Tensor | None = None
+    ) -> Tensor:
         q, k, v = self.project(x, positions)
-        dropout = self.dropout if self.training else 0.0
         if cache is None:
-            heads = attend(q, k, v, causal=True, dropout=dropout)
+            heads = self.whole(q, k, v, positions, mask)
         else:
             k, v = cache.extend(k, v, positions)
-            slots = torch.arange(k.shape[-2], device=x.device)
-            mask = slots <= positions[:, None, :, None]  # (B, 1, T, S): nothing after the query's own place
-            heads = attend(q, k.to(q.dtype), v.to(q.dtype), mask=mask, dropout=dropout)
-        return self.output(heads.transpose(1, 2).flatten(2))
+            heads = self.step(q, k.to(q.dtype), v.to(q.dtype), positions)
+        return self.output(join_heads(heads))
 
     def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of every head, (B, H, T, K) each, turned to their positions."""
-        q, k, v = (
-            linear(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for linear in (self.query, self.key, self.value)
-        )
-        if self.rotate is not None:
-            q, k = self.rotate(q, positions), self.rotate(k, positions)
+        q, k, v = (split_heads(linear(x), self.heads) for linear in (self.query, self.key, self.value))
+        if self.position is not None:
+            q, k = self.position.turn(q, positions), self.position.turn(k, positions)
         return q, k, v
 
-    def weights(self, x: Tensor, positions: Tensor) -> Tensor:
+    def whole(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+        """Every position of the rows looks at the rows: (B, H, T, K)."""
+        padding = None if mask is None else mask[:, None, None, :]  # (B, 1, 1, S)
+        return self.mix(q, k, v, place(positions), place(positions), padding, self.causal)
+
+    def step(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        """New queries at `positions` (B, T) look at the slots of the cache: (B, H, T, K)."""
+        slots = torch.arange(k.shape[-2], device=q.device)
+        allowed = slots <= positions[:, None, :, None]  # (B, 1, T, S): nothing after the query's own place
+        return self.mix(q, k, v, place(positions), slots, allowed)
+
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, t: Tensor, s: Tensor, allowed: Tensor | None, causal: bool = False
+    ) -> Tensor:
+        """The values, weighed: queries at positions t look at the keys at s that are `allowed` → (…, T, K)."""
+        if self.position is not None and self.position.on_values:
+            return self.mix_in_full(q, k, v, t, s, allowed, causal)
+        bias = self.position.bias(q * self.scale, t, s) if self.position is not None else None
+        return attend(q, k, v, allowed, causal, self.dropout if self.training else 0.0, self.scale, bias)
+
+    def mix_in_full(
+        self, q: Tensor, k: Tensor, v: Tensor, t: Tensor, s: Tensor, allowed: Tensor | None, causal: bool = False
+    ) -> Tensor:
+        """`mix` with the weights written out, for what no fused kernel computes."""
+        if causal:
+            order = causal_mask(q.shape[-2], k.shape[-2], q.device)
+            allowed = order if allowed is None else allowed & order
+        weights = F.dropout(masked_softmax(self.scores(q, k, t, s), allowed), self.dropout, self.training)
+        mixed = weights @ v
+        if self.position is not None and self.position.on_values:
+            mixed = mixed + self.position.values(weights, t, s)
+        return mixed
+
+    def scores(self, q: Tensor, k: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """How well each query fits each key: (…, T, S)."""
+        scores = q @ k.transpose(-2, -1) * self.scale
+        bias = self.position.bias(q * self.scale, t, s) if self.position is not None else None
+        return scores if bias is None else scores + bias
+
+    def weights(self, x: Tensor, positions: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, _ = self.project(x, positions)
-        return attention_weights(q, k, causal=True)
+        allowed = visible(x.shape[1], self.causal, mask, x.device)
+        return masked_softmax(self.scores(q, k, place(positions), place(positions)), allowed)
 
     def empty_cache(self, rows: int, length: int) -> LayerCache:
         weight = self.key.weight
         return LayerCache.empty(rows, self.heads, length, weight.shape[0] // self.heads, like=weight)
+
+
+def place(positions: Tensor) -> Tensor:
+    """Positions with room for the heads: (T,) stays, (B, T) becomes (B, 1, T)."""
+    return positions if positions.dim() == 1 else positions[:, None]
+
+
+class Unscaled(SelfAttention):
+    """softmax(Q Kᵀ) V, without the division by √K: for comparison. The scores grow with the head width and the
+    softmax saturates ("Attention is all you need", section 3.2.1; `headway lab scaling`). Time O(T²·D).
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        dropout: float = 0.0,
+        *,
+        causal: bool = False,
+        length: int | None = None,
+        position: InAttention | None = None,
+    ) -> None:
+        super().__init__(width, heads, dropout, causal=causal, length=length, position=position)
+        self.scale = 1.0

@@ -15,7 +15,7 @@ def test_rotary_scores_depend_on_the_distance_alone() -> None:
     q, k = torch.randn(1, 1, 1, 8, dtype=torch.float64), torch.randn(1, 1, 1, 8, dtype=torch.float64)
 
     def score(t: int, s: int) -> float:
-        return float((rotate(q, torch.tensor([t])) * rotate(k, torch.tensor([s]))).sum())
+        return float((rotate.turn(q, torch.tensor([t])) * rotate.turn(k, torch.tensor([s]))).sum())
 
     assert math.isclose(score(5, 2), score(45, 42), rel_tol=1e-6)
     assert not math.isclose(score(5, 2), score(5, 3), rel_tol=1e-3)
@@ -30,16 +30,16 @@ def test_rotary_is_multiplication_by_a_complex_unit() -> None:
         torch.ones(5, 4, dtype=torch.float64), positions[:, None] * rates
     )
     expected = torch.view_as_real(turned).flatten(-2)
-    torch.testing.assert_close(Rotary(8).double()(x, positions), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(Rotary(8).double().turn(x, positions), expected, atol=1e-6, rtol=0)
 
 
 def test_positions_may_differ_by_row() -> None:
     rotate = Rotary(4)
     x = torch.randn(2, 1, 3, 4)
     rows = torch.tensor([[0, 1, 2], [7, 8, 9]])
-    both = rotate(x, rows)
+    both = rotate.turn(x, rows)
     for row in range(2):
-        torch.testing.assert_close(both[row : row + 1], rotate(x[row : row + 1], rows[row]))
+        torch.testing.assert_close(both[row : row + 1], rotate.turn(x[row : row + 1], rows[row]))
 
 
 def test_sinusoids_follow_the_formula_at_any_position() -> None:

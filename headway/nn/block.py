@@ -1,4 +1,4 @@
-"""The Transformer block, pre-norm: x + Attention(Norm(x)), then x + FeedForward(Norm(x)).
+"""A layer around any attention, pre-norm: x + Attention(Norm(x)), then x + FeedForward(Norm(x)).
 
 Shapes: B batch, T length, D width.
 """

@@ -66,7 +66,7 @@ def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> 
 
 
 def visible(count: int, causal: bool, mask: Tensor | None, device: torch.device | None = None) -> Tensor | None:
-    """Who may look at whom in rows of `count` tokens, where `mask` (B, T) says which count: (B, 1, T, T), (T, T), None."""
+    """Who may look at whom in rows of `count` tokens, of which `mask` (B, T) counts some: (B, 1, T, T) or (T, T)."""
     order = causal_mask(count, count, device) if causal else None
     if mask is None:
         return order
@@ -119,7 +119,7 @@ class Attention(nn.Module):
 
 
 class SelfAttention(Attention):
-    """Scaled dot-product self-attention with `heads` heads; `position`, where given, acts on queries, keys and scores."""
+    """Scaled dot-product self-attention with several heads; a `position` scheme acts on queries, keys and scores."""
 
     def __init__(
         self,

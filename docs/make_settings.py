@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headway.configuration import TokenizerSettings
 from headway.models import MODELS
+from headway.models.attentions import KINDS, OWN_SETTINGS, AttentionSettings
 from headway.settings import REQUIRED, toml_value
 from headway.tasks import TASKS
 from headway.training.loop import TrainingSettings
@@ -43,15 +44,31 @@ def section(title: str, cls: type) -> str:
     return "\n".join(rows) + "\n"
 
 
+def attentions() -> str:
+    """The kinds of `[model.attention]`: those that have no settings in one line, the others in a table each."""
+    plain = [f"`{kind}`" for kind, cls in KINDS.items() if cls is AttentionSettings and kind != "linformer"]
+    parts = [
+        "\n## `[model.attention]`\n\nWhich attention the layers use: `attention = \"local\"` in `[model]`, or a table with "
+        f"the settings below. Without settings of their own: {', '.join(plain)}.\n"
+    ]
+    parts += [section(f'`[model.attention]` kind = "{kind}"', cls) for kind, cls in OWN_SETTINGS.items()]
+    return "".join(parts)
+
+
 def default(field: dataclasses.Field[typing.Any]) -> str:
     if field.default is REQUIRED:
         return "*required*"
-    return "–" if field.default is None else f"`{toml_value(field.default)}`"
+    return "–" if field.default is None else f"`{toml_value(plain_value(field.default))}`"
+
+
+def plain_value(value: typing.Any) -> typing.Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def settings_page() -> str:
     parts = [HEAD, section("`[tokenizer]`", TokenizerSettings)]
     parts += [section(f'`[model]` kind = "{kind}"', cls) for kind, cls in MODELS.items()]
+    parts.append(attentions())
     parts += [section(f'`[task]` name = "{name}"', cls) for name, cls in TASKS.items()]
     return "".join([*parts, section("`[training]`", TrainingSettings)])
 

@@ -44,8 +44,7 @@ from headway.training.checkpoint import describe_mismatch, weights
 from headway.training.loop import Stage, Trainer, TrainingSettings, rate_of
 from headway.training.order import Sequential, generator
 
-VARIANTS = ("vanilla", "rope")
-LATER = ("synthesizer", "perceiver")
+VARIANTS = ("vanilla", "synthesizer", "perceiver", "rope")
 FORMAT = "headway-a5"
 
 
@@ -61,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     commands = main.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="pretrain, finetune or evaluate a model")
     run.add_argument("function", choices=["pretrain", "finetune", "evaluate"])
-    run.add_argument("variant", choices=[*VARIANTS, *LATER])
+    run.add_argument("variant", choices=VARIANTS)
     run.add_argument("pretrain_corpus_path", metavar="CORPUS", help="wiki.txt; always needed, for its characters")
     run.add_argument("--reading_params_path", metavar="F")
     run.add_argument("--writing_params_path", metavar="F")
@@ -98,8 +97,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run_command(options: argparse.Namespace) -> None:
-    if options.variant in LATER:
-        raise UserError(f"the {options.variant} is not part of this version yet; choose vanilla or rope")
     needed = {
         "pretrain": ("writing_params_path",),
         "finetune": ("writing_params_path", "finetune_corpus_path"),
@@ -113,10 +110,13 @@ def run_command(options: argparse.Namespace) -> None:
             raise UserError(f"--{name} {getattr(options, name)}: must be above 0")
     if options.epochs is not None and options.epochs < 1:
         raise UserError(f"--epochs {options.epochs}: must be at least 1")
+    if options.bottleneck_dim < 1:
+        raise UserError(f"--bottleneck_dim {options.bottleneck_dim}: must be at least 1")
     if not 0 <= options.seed < 2**63:
         raise UserError(f"--seed {options.seed}: must be from 0 to {2**63 - 1}")
 
-    settings = load_settings(f"birthplaces/course-{options.variant}")
+    sets = [f"model.bottleneck={options.bottleneck_dim}"] if options.variant == "perceiver" else []
+    settings = load_settings(f"birthplaces/course-{options.variant}", sets)
     tokenizer = corpus_tokenizer(options.pretrain_corpus_path)
     device, _ = devices.choose_device(options.device)
     torch.manual_seed(options.seed)
@@ -283,6 +283,10 @@ def open_params(path: Path, tokenizer: Tokenizer, options: argparse.Namespace) -
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError) as error:
         if is_pickled(path):
+            if variant == "perceiver":  # what students put between down and up projection differs from one to the next
+                raise DataError(
+                    f"{path}: a pickled perceiver cannot be converted; pretrain it with this command"
+                ) from None
             return convert(path, options.convert)
         raise DataError(f"{path}: not a .params file, or a damaged one ({error}); make it again") from None
     if facts.get("tokenizer", tokenizer.fingerprint()) != tokenizer.fingerprint():
@@ -320,6 +324,9 @@ def convert(path: Path, allowed: bool) -> dict[str, Tensor]:
         "attn": "attention",
         "proj": "output",
         "ln_f": "norm",
+        "w1": "inner",
+        "w2": "columns",
+        "b2": "offsets",
     }
     tensors = {}
     for label, tensor in found.items():

@@ -17,7 +17,7 @@ from typing import Any
 
 from headway.errors import SettingsError, UserError, nearest
 from headway.models import MODELS
-from headway.settings import override, read, read_toml, setting, to_table, to_toml
+from headway.settings import override, read, read_kind, read_toml, setting, to_table, to_toml
 from headway.tasks import TASKS
 from headway.text import KINDS
 from headway.training.loop import TrainingSettings
@@ -131,21 +131,6 @@ def read_stage(table: Any, problems: list[str]) -> StageSettings:
         read_kind(TASKS, "name", None, table.get("task", {}), "pretraining.task", problems),
         read(TrainingSettings, table.get("training", {}), "pretraining.training", problems),
     )
-
-
-def read_kind(
-    classes: dict[str, Any], key: str, default: str | None, table: Any, place: str, problems: list[str]
-) -> Any:
-    """Read a table whose `key` says which settings class it is."""
-    if not isinstance(table, dict):
-        problems.append(f"[{place}] must be a table, not {table!r}")
-        return None
-    kind = table.get(key, default)
-    if not isinstance(kind, str) or kind not in classes:
-        said = f"{place}.{key} = {kind!r}: unknown" if kind is not None else f"{place}.{key}: missing"
-        problems.append(f"{said}{nearest(str(kind or ''), classes)}")
-        return None
-    return read(classes[kind], table, place, problems)
 
 
 def make_absolute(task: Any, place: str, base: Path, typed: set[str]) -> None:

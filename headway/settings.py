@@ -30,8 +30,13 @@ def setting(
     above: float | None = None,
     below: float | None = None,
     path: bool = False,
+    kinds: dict[str, Any] | None = None,
 ) -> Any:
-    """A dataclass field with what a reader of a run file needs to know about it."""
+    """A dataclass field with what a reader of a run file needs to know about it.
+
+    With `kinds`, the value is a table of its own whose `kind` says which settings class it is; where a kind's name is
+    all there is to say, the name may stand for the table.
+    """
     metadata = {
         "help": help,
         "choices": choices,
@@ -40,6 +45,7 @@ def setting(
         "above": above,
         "below": below,
         "path": path,
+        "kinds": kinds,
     }
     return dataclasses.field(default=default, metadata=metadata, kw_only=default is REQUIRED)
 
@@ -60,6 +66,10 @@ def read(cls: type, values: object, place: str, problems: list[str]) -> Any:
         if key not in fields:
             problems.append(f"{place}.{key}: unknown key{nearest(key, fields)}")
             continue
+        if kinds := fields[key].metadata.get("kinds"):
+            table = {"kind": value} if isinstance(value, str) else value
+            good[key] = read_kind(kinds, "kind", None, table, f"{place}.{key}", problems)
+            continue
         problem, converted = check(value, hints[key], fields[key].metadata)
         if problem:
             problems.append(f"{place}.{key} = {value!r}: {problem}")
@@ -73,6 +83,21 @@ def read(cls: type, values: object, place: str, problems: list[str]) -> Any:
     instance = cls(**good)
     problems.extend(f"{place}.{key}: {problem}" for key, problem in cross_checks(instance))
     return instance
+
+
+def read_kind(
+    classes: dict[str, Any], key: str, default: str | None, table: Any, place: str, problems: list[str]
+) -> Any:
+    """Read a table whose `key` says which settings class it is."""
+    if not isinstance(table, dict):
+        problems.append(f"[{place}] must be a table, not {table!r}")
+        return None
+    kind = table.get(key, default)
+    if not isinstance(kind, str) or kind not in classes:
+        said = f"{place}.{key} = {kind!r}: unknown" if kind is not None else f"{place}.{key}: missing"
+        problems.append(f"{said}{nearest(str(kind or ''), classes)}")
+        return None
+    return read(classes[kind], table, place, problems)
 
 
 def cross_checks(instance: Any) -> Iterator[tuple[str, str]]:
@@ -153,6 +178,8 @@ def override(tables: dict[str, Any], assignment: str) -> str:
         raise SettingsError([f"--set {assignment!r}: not section.key=value, as in model.width=128"])
     table = tables
     for part in parts[:-1]:
+        if isinstance(table.get(part), str):  # the name of a kind, which may have settings of its own
+            table[part] = {"kind": table[part]}
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise SettingsError([f"--set {assignment!r}: '{part}' is a value, not a section"])
@@ -169,9 +196,16 @@ def toml_or_text(text: str) -> Any:
 
 
 def to_table(instance: Any) -> dict[str, Any]:
-    """The settings as a TOML table; keys whose value is None are left out."""
-    pairs = ((field.name, getattr(instance, field.name)) for field in dataclasses.fields(instance))
-    return {name: value for name, value in pairs if value is not None}
+    """The settings as a TOML table; keys whose value is None are left out, a kind without settings is its name."""
+    table = {}
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        if dataclasses.is_dataclass(value):
+            value = to_table(value)
+            value = value["kind"] if list(value) == ["kind"] else value
+        if value is not None:
+            table[field.name] = value
+    return table
 
 
 def to_toml(tables: dict[str, Any], prefix: str = "") -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.models import GPT, GPTSettings
+from headway.models import GPT, GPTSettings, PerceiverGPTSettings
 from headway.text import Characters
 
 REAL_DATA = Path(os.environ.get("HEADWAY_DATA") or Path(__file__).parents[1] / "../shared/data").resolve()
@@ -78,7 +78,8 @@ def tiny_gpt(
     """A small model in float64 with weights large enough that its choices differ."""
     torch.manual_seed(seed)
     defaults = {"width": 16, "layers": 2, "heads": 2, "block": block, "dropout": 0.0, "positions": positions}
-    model = GPT(GPTSettings(**defaults | settings), vocabulary)
+    kind = PerceiverGPTSettings if "bottleneck" in settings else GPTSettings
+    model = kind(**defaults | settings).build(vocabulary)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return model.double().eval()

@@ -37,7 +37,7 @@ def problems(tables: dict[str, Any], *sets: str) -> list[str]:
         ({"model": {"tied": 1}}, "model.tied = 1: must be true or false"),
         (
             {"model": {"positions": "rotery"}},
-            "must be one of learned, sinusoidal, rotary, none; did you mean 'rotary'?",
+            "must be one of learned, sinusoidal, relative, rotary, alibi, t5, none; did you mean 'rotary'?",
         ),
         ({"model": {"width": 64, "heads": 6}}, "model.heads: heads (6) must divide width (64)"),
         ({"model": {"kind": "gtp"}}, "model.kind = 'gtp': unknown; did you mean 'gpt'?"),

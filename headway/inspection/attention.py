@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from headway.errors import UserError
-from headway.models import GPT, CausalModel
+from headway.models import GPT, CausalModel, PerceiverGPT
 
 
 @torch.inference_mode()
 def capture_attention(model: CausalModel, tokens: Sequence[int]) -> Tensor:
     """The attention weights (L, H, T, T) of one row of tokens; row t of a map says where token t looks."""
-    if not isinstance(model, GPT):
+    if not isinstance(model, GPT) or isinstance(model, PerceiverGPT):  # whose layers look at latents, not at tokens
         raise UserError(f"attention is captured from a GPT, not from a {type(model).__name__}")
     training = model.training
     model.eval()

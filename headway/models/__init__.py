@@ -6,7 +6,8 @@ A model that continues text is a `CausalModel`; its settings build it.
 
 from headway.models.base import CausalModel, parameter_count
 from headway.models.gpt import GPT, GPTSettings
+from headway.models.perceiver import PerceiverGPT, PerceiverGPTSettings
 
-MODELS = {"gpt": GPTSettings}
+MODELS = {"gpt": GPTSettings, "perceiver": PerceiverGPTSettings}
 
-__all__ = ["GPT", "MODELS", "CausalModel", "GPTSettings", "parameter_count"]
+__all__ = ["GPT", "MODELS", "CausalModel", "GPTSettings", "PerceiverGPT", "PerceiverGPTSettings", "parameter_count"]

@@ -8,19 +8,18 @@ Shapes: B batch, T length, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from headway.models.attentions import IN_ATTENTION, KINDS
 from headway.models.base import CausalModel
-from headway.nn import Attention, Block, Cache, FeedForward, InAttention, SelfAttention, make_position
+from headway.nn import Attention, Block, Cache, FeedForward, InAttention, make_position
 from headway.nn.positions import NAMES as POSITIONS
 from headway.settings import setting
-
-ATTENTIONS: dict[str, Callable[..., Attention]] = {"dot-product": SelfAttention}
 
 
 @dataclass
@@ -34,11 +33,15 @@ class GPTSettings:
     block: int = setting(128, "longest row, in tokens", least=2)
     dropout: float = setting(0.1, "share dropped in training", least=0.0, below=1.0)
     positions: str = setting("rotary", "how a token knows its place", choices=POSITIONS)
-    attention: str = setting("dot-product", "which attention", choices=tuple(ATTENTIONS))
+    attention: Any = setting("dot-product", "which attention: a kind, or a table [model.attention]", kinds=KINDS)
     hidden: int = setting(0, "width inside the feed-forward layers; 0: four times width", least=0)
     tied: bool = setting(False, "use the embedding matrix for the output too")
     rotary_base: float = setting(10_000.0, "how slowly the slowest pair of rotary positions turns", above=1.0)
     small_residuals: bool = setting(True, "begin with the matrices that write into the residual stream ÷ √(2·layers)")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.attention, str):
+            self.attention = KINDS[self.attention](kind=self.attention)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if self.width % self.heads:
@@ -50,6 +53,12 @@ class GPTSettings:
             )
         if self.positions == "sinusoidal" and self.width % 2:
             yield "width", f"sinusoidal positions come in pairs: width ({self.width}) must be even"
+        if self.positions in IN_ATTENTION and self.attention is not None and not self.attention.has_keys:
+            yield (
+                "positions",
+                f"{self.attention.kind} attention has no queries and keys for {self.positions} positions to act on; "
+                "choose learned, sinusoidal or none",
+            )
 
     def build(self, vocabulary: int) -> GPT:
         return GPT(self, vocabulary)
@@ -64,15 +73,7 @@ class GPT(CausalModel):
         position = self.make_position()
         self.positions = None if isinstance(position, InAttention) else position
         self.dropout = nn.Dropout(settings.dropout)
-        self.blocks = nn.ModuleList(
-            Block(
-                width,
-                self.make_attention(),
-                FeedForward(width, settings.hidden or 4 * width),
-                settings.dropout,
-            )
-            for _ in range(settings.layers)
-        )
+        self.blocks = self.make_blocks()
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.reset()
@@ -83,17 +84,26 @@ class GPT(CausalModel):
         s = self.settings
         return make_position(s.positions, s.width, s.heads, s.block, causal=True, base=s.rotary_base)
 
-    def make_attention(self) -> Attention:
+    def make_blocks(self) -> nn.ModuleList:
+        s = self.settings
+        return nn.ModuleList(
+            Block(s.width, self.make_attention(s.block), self.make_feed_forward(), s.dropout) for _ in range(s.layers)
+        )
+
+    def make_attention(self, length: int) -> Attention:
         s, position = self.settings, self.make_position()
         position = position if isinstance(position, InAttention) else None
-        return ATTENTIONS[s.attention](s.width, s.heads, s.dropout, causal=True, length=s.block, position=position)
+        return cast(Attention, s.attention.build(s.width, s.heads, s.dropout, length, position))
+
+    def make_feed_forward(self) -> FeedForward:
+        return FeedForward(self.settings.width, self.settings.hidden or 4 * self.settings.width)
 
     def reset(self) -> None:
         """Linear and Embedding from N(0, 0.02), biases zero; norms and positions as they are made."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 writes = name.endswith("output") and self.settings.small_residuals
-                nn.init.normal_(module.weight, std=0.02 / (2 * len(self.blocks)) ** 0.5 if writes else 0.02)
+                nn.init.normal_(module.weight, std=0.02 / (2 * self.settings.layers) ** 0.5 if writes else 0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 

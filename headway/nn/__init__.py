@@ -1,5 +1,6 @@
 """Building blocks: pure modules, one file a mechanism. They know tensors and nothing of text."""
 
+from headway.nn.additive import Additive
 from headway.nn.attention import (
     Attention,
     SelfAttention,
@@ -8,24 +9,68 @@ from headway.nn.attention import (
     causal_mask,
     masked_softmax,
 )
+from headway.nn.bigbird import BigBird
 from headway.nn.block import Block, FeedForward
 from headway.nn.cache import Cache, LayerCache
+from headway.nn.linformer import Linformer
+from headway.nn.local import Local
+from headway.nn.perceiver import CrossAttention, FirstPositions, Perceiver
 from headway.nn.positions import ALiBi, InAttention, Learned, Relative, Rotary, Sinusoidal, T5Bias, make_position
+from headway.nn.synthesizer import (
+    DenseSynthesizer,
+    FactorisedDense,
+    FactorisedRandom,
+    Mixture,
+    RandomSynthesizer,
+    TokenMixer,
+)
+
+ATTENTIONS: dict[str, type[Attention]] = {
+    "dot-product": SelfAttention,
+    "unscaled": Unscaled,
+    "additive": Additive,
+    "synthesizer-dense": DenseSynthesizer,
+    "synthesizer-random": RandomSynthesizer,
+    "synthesizer-factorised-dense": FactorisedDense,
+    "synthesizer-factorised-random": FactorisedRandom,
+    "synthesizer-mixture": Mixture,
+    "token-mixer": TokenMixer,
+    "linformer": Linformer,
+    "local": Local,
+    "bigbird": BigBird,
+    "perceiver": Perceiver,
+    "perceiver-first": FirstPositions,
+}
+"""Self-attention by name: what `[model] attention` and `attention=` of the Transformer layers may say."""
 
 __all__ = [
+    "ATTENTIONS",
     "ALiBi",
+    "Additive",
     "Attention",
+    "BigBird",
     "Block",
     "Cache",
+    "CrossAttention",
+    "DenseSynthesizer",
+    "FactorisedDense",
+    "FactorisedRandom",
     "FeedForward",
+    "FirstPositions",
     "InAttention",
     "LayerCache",
     "Learned",
+    "Linformer",
+    "Local",
+    "Mixture",
+    "Perceiver",
+    "RandomSynthesizer",
     "Relative",
     "Rotary",
     "SelfAttention",
     "Sinusoidal",
     "T5Bias",
+    "TokenMixer",
     "Unscaled",
     "attend",
     "causal_mask",

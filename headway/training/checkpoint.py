@@ -154,8 +154,10 @@ class Checkpoints:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Every learned tensor once, under its first name: what `load_state_dict` needs to make the same model."""
-    return contiguous(dict(model.named_parameters()))
+    """Every tensor of the state dict once, under its first name: what `load_state_dict` needs for the same model."""
+    kept = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    return contiguous(dict(model.named_parameters()) | buffers)
 
 
 def contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

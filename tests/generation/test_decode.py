@@ -13,6 +13,8 @@ from headway.errors import TextError, UserError
 from headway.generation import Sampling, best_alternatives, generate, stream
 from headway.generation.decode import common_start, context_start
 from headway.generation.sampling import keep_top
+from headway.models.attentions import KINDS
+from headway.nn.positions import NAMES as POSITIONS
 from tests.conftest import tiny_gpt
 
 prompts_strategy = st.lists(st.lists(st.integers(1, 18), min_size=1, max_size=12), min_size=1, max_size=5)
@@ -35,12 +37,20 @@ def full_pass(model, prompt, limit, stop=()):
     return out, logprobs
 
 
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
-@settings(max_examples=15, deadline=None)
+MODELS = {
+    **{positions: {"positions": positions} for positions in POSITIONS},
+    **{name: {"attention": name, "positions": "learned"} for name in KINDS if name not in ("dot-product", "linformer")},
+    "segments": {"positions": "learned", "layers": 3, "bottleneck": 5, "reading": "segments"},
+    "first": {"positions": "sinusoidal", "layers": 3, "bottleneck": 5, "reading": "first"},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=10, deadline=None)
 @given(prompts=long_prompts, limit=st.integers(1, 40), seed=st.integers(0, 20))
-def test_cached_batch_equals_full_pass_one_at_a_time(positions, prompts, limit, seed) -> None:
+def test_cached_batch_equals_full_pass_one_at_a_time(name, prompts, limit, seed) -> None:
     """Prompts of unequal length, past the end of the context too (block 24)."""
-    model = tiny_gpt(positions, seed=seed)
+    model = tiny_gpt(**MODELS[name], seed=seed)
     with torch.no_grad():
         expected = [full_pass(model, prompt, limit, stop=[2, 5, 9]) for prompt in prompts]
     found = generate(model, prompts, limit, stop=[2, 5, 9], rows=8)

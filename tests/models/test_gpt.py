@@ -5,15 +5,52 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headway.configuration import load_settings
 from headway.errors import SettingsError
 from headway.models import GPT, GPTSettings, parameter_count
+from headway.models.attentions import KINDS
+from headway.nn.positions import NAMES as POSITIONS
+from headway.settings import to_table
 from tests.conftest import tiny_gpt
 
 
-@pytest.mark.parametrize(("positions", "count"), [("learned", 3_323_392), ("rotary", 3_290_624)])
-def test_parameter_counts_of_the_course(positions: str, count: int) -> None:
-    settings = GPTSettings(width=256, layers=4, heads=8, block=128, positions=positions)
-    assert parameter_count(GPT(settings, 256)) == count
+@pytest.mark.parametrize(
+    ("variant", "count"),
+    [("vanilla", 3_323_392), ("rope", 3_290_624), ("synthesizer", 3_076_988), ("perceiver", 3_339_776)],
+)
+def test_parameter_counts_of_the_course(variant: str, count: int) -> None:
+    settings = load_settings(f"birthplaces/course-{variant}")
+    assert parameter_count(settings.model.build(256)) == count
+
+
+TASK = {"task": {"name": "language_modelling", "corpus": "x"}}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "linformer"])
+def test_every_attention_is_built_by_its_name_and_survives_the_run_file(kind: str) -> None:
+    settings = load_settings(TASK | {"model": {"attention": kind, "positions": "learned", "width": 16, "heads": 2}})
+    again = load_settings(settings.tables())
+    assert again.model == settings.model and again.model.attention.kind == kind
+    model = settings.model.build(11)
+    assert model(torch.randint(11, (2, 40))).shape == (2, 40, 11)
+    assert to_table(settings.model)["attention"]
+
+
+def test_an_attention_takes_its_own_settings_and_no_others() -> None:
+    settings = load_settings(TASK, ["model.attention=local", "model.attention.reach=5"])
+    assert settings.model.build(11).blocks[0].attention.reach == 5
+    for tables, message in (
+        ({"attention": {"kind": "local", "window": 3}}, "model.attention.window: unknown key"),
+        ({"attention": "lokal"}, "model.attention.kind = 'lokal': unknown; did you mean 'local'"),
+        ({"attention": 3}, r"\[model.attention\] must be a table, not 3"),
+        ({"attention": {"kind": "bigbird", "window": 4}}, "so 4 must be odd"),
+        ({"attention": "linformer"}, "mixes the whole row"),
+        ({"attention": "synthesizer-dense"}, "no queries and keys for rotary positions"),
+        ({"attention": {"kind": "synthesizer-mixture", "parts": ["dens"]}}, r"\['dens'\]: a mixture is made of"),
+        ({"kind": "perceiver", "layers": 1}, "1 is too few"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            load_settings(TASK | {"model": tables})
 
 
 def test_tied_output_is_counted_once_and_shared() -> None:
@@ -57,7 +94,7 @@ def test_logits_equal_an_independent_gpt() -> None:
     torch.testing.assert_close(model(tokens), expected, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
+@pytest.mark.parametrize("positions", POSITIONS)
 def test_padding_on_the_right_changes_nothing(positions: str) -> None:
     model = tiny_gpt(positions)
     tokens = torch.randint(1, 19, (2, 9))
@@ -74,8 +111,6 @@ def test_positions_are_what_makes_a_set_a_sequence() -> None:
 
 
 def test_settings_name_the_values() -> None:
-    from headway.configuration import load_settings
-
     with pytest.raises(SettingsError, match=r"heads \(6\) must divide width \(256\)"):
         load_settings(
             {"task": {"name": "language_modelling", "corpus": "x"}, "model": {"width": 256, "heads": 6}},

@@ -58,7 +58,7 @@ def generate(
 
     Prompts of like length are decoded together, `rows` at a time (chosen by the device where it is not given).
     """
-    check_prompts(prompts, model.settings.block)
+    check_prompts(prompts, model.context)
     results = [Continuation() for _ in prompts]
     by_length = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
     size = rows or (64 if next(model.parameters()).device.type == "cpu" else 1024)
@@ -87,7 +87,7 @@ def stream(
 
     `numbers` are the places of these prompts in a larger list, by which sampling tells them apart.
     """
-    block = model.settings.block
+    block = model.context
     check_prompts(prompts, block)
     if limit < 1:
         raise UserError(f"the number of tokens to generate ({limit}) must be at least 1")
@@ -135,7 +135,7 @@ def prefill(model: CausalModel, sequences: Sequence[Sequence[int]], room: int) -
 
     What all contexts begin with is computed once.
     """
-    block = model.settings.block
+    block = model.context
     device = next(model.parameters()).device
     contexts = [list(sequence[context_start(len(sequence), block) :]) for sequence in sequences]
     longest = max(len(context) for context in contexts)
@@ -187,7 +187,7 @@ def best_alternatives(
     """For each prompt the `count` likeliest first tokens, each continued greedily; the likeliest whole first."""
     if not prompts:
         return []
-    block = model.settings.block
+    block = model.context
     check_prompts(prompts, block)
     training = model.training
     model.eval()

@@ -11,7 +11,7 @@ from headway.nn import Cache
 
 
 class CausalModel(nn.Module):
-    """A model that says, after each token, what may come next. `settings.block` is its context length.
+    """A model that says, after each token, what may come next.
 
     Shapes: B batch, T length, D width, V vocabulary.
     """
@@ -22,6 +22,11 @@ class CausalModel(nn.Module):
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """Logits (B, T, V) of what follows each of `tokens` (B, T); with a cache, the tokens continue its rows."""
         return self.head(self.hidden(tokens, cache))
+
+    @property
+    def context(self) -> int:
+        """How many tokens it can look at."""
+        return int(self.settings.block)
 
     def hidden_matrices(self) -> list[Tensor]:
         """The matrices between the embedding and the head, which Muon may step."""

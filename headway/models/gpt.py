@@ -107,6 +107,10 @@ class GPT(CausalModel):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
+    @property
+    def context(self) -> int:
+        return min(self.settings.block, getattr(self.settings.attention, "length", 0) or self.settings.block)
+
     def hidden(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         x, positions = self.embed(tokens, cache)
         for layer, block in enumerate(self.stack()):

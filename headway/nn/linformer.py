@@ -21,7 +21,7 @@ from headway.nn.synthesizer import check_places, columns_at, known_length
 
 NOT_CAUSAL = (
     "Linformer cannot be causal: each of its projected keys mixes the whole row, the future included. Causal are "
-    "SelfAttention, Additive, the synthesizers and local attention"
+    "SelfAttention, Additive, the synthesizers and Local"
 )
 
 
@@ -30,8 +30,8 @@ class Linformer(Attention):
 
     E and F are the first and the last of `projections`: the same for every head, and with `shared` one and the same
     (the paper's key-value sharing, section 4). Their column s belongs to position s, so a shorter row uses the columns
-    of its own positions. `projected` is k, a quarter of `length` where not given. Both are drawn from N(0, 1/length),
-    so that a projected key of a full row is as large as a key.
+    of its own positions. `projected` is k: 128 where not given, or `length` where that is less. Both are drawn from
+    N(0, 1/length), so that a projected key of a full row is as large as a key.
 
     Tokens that do not count are left out of the projections, so padding changes nothing. `Rotary` turns queries and
     keys before they are projected; a scheme that adds to the scores of pairs finds no pairs here.
@@ -59,7 +59,7 @@ class Linformer(Attention):
                 "on the embeddings"
             )
         self.length = known_length("Linformer", length)
-        projected = max(1, self.length // 4) if projected is None else projected
+        projected = min(128, self.length) if projected is None else projected
         if projected < 1:
             raise ValueError(f"projected ({projected}) must be at least 1")
         self.heads = heads

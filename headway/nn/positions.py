@@ -31,7 +31,7 @@ def make_position(
         raise ValueError("learned positions are a table: give the longest length it is for")
     schemes: dict[str, Callable[[], nn.Module | None]] = {
         "learned": lambda: Learned(length or 0, width),
-        "sinusoidal": lambda: Sinusoidal(width, base),
+        "sinusoidal": lambda: Sinusoidal(width),
         "relative": lambda: Relative(width // heads),
         "rotary": lambda: Rotary(width // heads, base),
         "alibi": lambda: ALiBi(heads),
@@ -63,20 +63,18 @@ class Sinusoidal(nn.Module):
     t − s alone, and p_{t+Δ} is a rotation of p_t.
     """
 
-    inverse: Tensor
-
     def __init__(self, width: int, base: float = 10_000.0) -> None:
         super().__init__()
         if width % 2:
             raise ValueError(f"sinusoidal positions come in sin / cos pairs: width ({width}) must be even")
-        self.register_buffer("inverse", frequencies(width, base), persistent=False)
+        self.width, self.base = width, base
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x + self.table(positions).to(x.dtype)
+        return x + self.table(positions, x.dtype).to(x.dtype)
 
-    def table(self, positions: Tensor) -> Tensor:
-        """p_t for every position: (…, T, D)."""
-        angles = positions[..., None] * self.inverse  # (…, T, D/2)
+    def table(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """p_t for every position: (…, T, D), in float32 or better."""
+        angles = positions[..., None] * frequencies(self.width, self.base, positions.device, dtype)  # (…, T, D/2)
         return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
 
 
@@ -108,16 +106,14 @@ class Rotary(InAttention):
     The score of a query at t and a key at s then depends on t − s alone. RoFormer (Su et al. 2021), section 3.2.
     """
 
-    inverse: Tensor
-
     def __init__(self, head_width: int, base: float = 10_000.0) -> None:
         super().__init__()
         if head_width % 2:
             raise ValueError(f"rotary positions turn pairs: the width of a head ({head_width}) must be even")
-        self.register_buffer("inverse", frequencies(head_width, base), persistent=False)
+        self.width, self.base = head_width, base
 
     def turn(self, x: Tensor, positions: Tensor) -> Tensor:
-        angles = positions[..., None] * self.inverse  # (T, K/2) or (B, T, K/2)
+        angles = positions[..., None] * frequencies(self.width, self.base, x.device, x.dtype)  # (T, K/2) or (B, T, K/2)
         if angles.dim() == 3:
             angles = angles[:, None]  # (B, 1, T, K/2): the same for every head
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
@@ -221,6 +217,7 @@ def distance(t: Tensor, s: Tensor) -> Tensor:
     return s[..., None, :] - t[..., :, None]
 
 
-def frequencies(width: int, base: float) -> Tensor:
-    """base^(−2i/width) for i = 0 … width/2 − 1, in the precision of the time of asking."""
-    return base ** (-torch.arange(0, width, 2, dtype=torch.get_default_dtype()) / width)
+def frequencies(width: int, base: float, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """base^(−2i/width) for i = 0 … width/2 − 1, in float32 or better whatever the weights are in."""
+    dtype = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
+    return base ** (-torch.arange(0, width, 2, dtype=dtype, device=device) / width)

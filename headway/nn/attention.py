@@ -156,7 +156,12 @@ class SelfAttention(Attention):
 
     def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of every head, (B, H, T, K) each, turned to their positions."""
-        q, k, v = (split_heads(linear(x), self.heads) for linear in (self.query, self.key, self.value))
+        linears = (self.query, self.key, self.value)
+        if x.is_cuda:  # one product instead of three: small ones do not fill a GPU
+            packed = F.linear(x, torch.cat([each.weight for each in linears]), torch.cat([each.bias for each in linears]))
+            q, k, v = (split_heads(part, self.heads) for part in packed.chunk(3, -1))
+        else:
+            q, k, v = (split_heads(linear(x), self.heads) for linear in linears)
         if self.position is not None:
             q, k = self.position.turn(q, positions), self.position.turn(k, positions)
         return q, k, v

@@ -8,16 +8,18 @@ Shapes: B rows, T tokens.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from headway.models import CausalModel
+from headway.tasks.corpus import Corpus
 from headway.text import Tokenizer
 
 IGNORE = -100  # a target that is not learned
@@ -37,7 +39,7 @@ class Batch:
     @classmethod
     def next_token(cls, rows: Tensor, lengths: Tensor, learned: Tensor | None = None) -> Batch:
         """Every row teaches its next token: inputs are rows[:, :-1], targets rows[:, 1:] where `learned` (B, T+1)."""
-        there = torch.arange(rows.shape[1] - 1) < lengths[:, None] - 1
+        there = torch.arange(rows.shape[1] - 1, device=rows.device) < lengths[:, None] - 1
         if learned is not None:
             there = there & learned[:, 1:]
         return cls(rows[:, :-1], rows[:, 1:].masked_fill(~there, IGNORE), lengths - 1)
@@ -99,15 +101,27 @@ class Task(ABC):
         """Read and encode what training needs."""
 
     @abstractmethod
+    def make(self, rows: Tensor, noise: Tensor) -> Batch:
+        """The examples `rows` (B,) as a batch, by the random numbers `noise` (…, B), where the task's data lie."""
+
+    def noise(self, count: int, generator: torch.Generator) -> Tensor:
+        """The random numbers that `make` needs for `count` rows, the rows last; none unless a task says otherwise."""
+        return torch.empty(0, count)
+
     def batch(self, rows: Tensor, generator: torch.Generator) -> Batch:
-        """The examples `rows` (B,) as a batch."""
+        return self.make(rows, self.noise(len(rows), generator))
+
+    def on(self, device: torch.device) -> Self:
+        """A copy of the task whose data lie on `device`, to make batches there."""
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor | Corpus):
+                setattr(twin, name, value.to(device))
+        return twin
 
     @abstractmethod
     def evaluate(self, model: CausalModel, split: str = "dev") -> dict[str, Any]:
         """Score the model on a split of the task's data or on a file; includes `metric` where it can be known."""
-
-    def loss(self, model: CausalModel, batch: Batch) -> Tensor:
-        return next_token_loss(model, batch)
 
 
 @torch.inference_mode()

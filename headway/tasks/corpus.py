@@ -50,6 +50,9 @@ class Corpus:
     def lengths(self) -> Tensor:
         return self.starts.diff()
 
+    def to(self, device: torch.device) -> Corpus:
+        return Corpus(self.tokens.to(device), self.starts.to(device))
+
     @classmethod
     def encode(cls, documents: Sequence[str], tokenizer: Tokenizer, source: str, closing: bool = False) -> Corpus:
         """Encode `documents`; with `closing`, a mask mark after each says that it ends there."""

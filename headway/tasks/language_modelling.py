@@ -62,15 +62,17 @@ class LanguageModelling(Task):
         documents = self.settings.read(path)
         return Corpus.encode(documents, self.tokenizer, path, closing=len(documents) > 1).tokens
 
-    def batch(self, rows: Tensor, generator: torch.Generator) -> Batch:
-        phase = torch.randint(self.block, (len(rows),), generator=generator) - self.block // 2
-        starts = (rows * self.block + phase).clamp(0, len(self.train) - self.block - 1)
+    def noise(self, count: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(self.block, (count,), generator=generator)
+
+    def make(self, rows: Tensor, noise: Tensor) -> Batch:
+        starts = (rows * self.block + noise - self.block // 2).clamp(0, len(self.train) - self.block - 1)
         return self.windows(self.train, starts)
 
     def windows(self, tokens: Tensor, starts: Tensor) -> Batch:
         width = min(self.block, len(tokens) - 1)
-        rows = tokens[starts[:, None] + torch.arange(width + 1)].long()  # (B, T + 1)
-        return Batch.next_token(rows, torch.full((len(rows),), width + 1))
+        rows = tokens[starts[:, None] + torch.arange(width + 1, device=starts.device)].long()  # (B, T + 1)
+        return Batch.next_token(rows, torch.full((len(rows),), width + 1, device=rows.device))
 
     def evaluate(self, model: CausalModel, split: str = "dev", batch_size: int = 64) -> dict[str, Any]:
         """Loss a token, perplexity, and bits a byte, over every whole window of the split, none overlapping."""

@@ -120,10 +120,10 @@ class QuestionAnswering(Task):
             raise TextError("the question is empty")
         return [*self.tokenizer.encode(self.tokenizer.lead + question), self.tokenizer.mask]
 
-    def batch(self, rows: Tensor, generator: torch.Generator) -> Batch:
+    def make(self, rows: Tensor, noise: Tensor) -> Batch:
         lengths = self.lengths[rows]
         tokens = self.rows[rows, : int(lengths.max())]
-        learned = torch.arange(tokens.shape[1]) >= self.marks[rows][:, None]
+        learned = torch.arange(tokens.shape[1], device=rows.device) >= self.marks[rows][:, None]
         return Batch.next_token(tokens, lengths, learned)
 
     def pairs(self, split: str) -> list[Pair]:

@@ -79,10 +79,12 @@ class SpanCorruption(Task):
         salient = torch.tensor([span for _, _, found in spans for span in found], dtype=torch.long).reshape(-1, 2)
         self.salient_starts, self.salient_ends = salient.T.contiguous()  # over the flat corpus, sorted
 
-    def batch(self, rows: Tensor, generator: torch.Generator) -> Batch:
+    def noise(self, count: int, generator: torch.Generator) -> Tensor:
+        return torch.rand(8, count, generator=generator, dtype=torch.float64)
+
+    def make(self, rows: Tensor, noise: Tensor) -> Batch:
         """Cut, hide and assemble the lines `rows` (B,)."""
-        settings = self.settings
-        u = torch.rand(8, len(rows), generator=generator, dtype=torch.float64)
+        settings, u = self.settings, noise
         lines = self.corpus.lengths[rows]
 
         # What is kept: `kept` tokens; past the heading they are taken `shift` tokens further on.
@@ -126,7 +128,7 @@ class SpanCorruption(Task):
         answer = second + torch.where(cut, 0, 1)
         ends = answer + hidden
         lengths = ends + (1 if self.settings.closing else 0)
-        place = torch.arange(int(lengths.max())).expand(len(rows), -1)  # (B, T)
+        place = torch.arange(int(lengths.max()), device=rows.device).expand(len(rows), -1)  # (B, T)
 
         prefix, suffix, hidden, second, answer, ends = (
             each[:, None] for each in (prefix, suffix, hidden, second, answer, ends)

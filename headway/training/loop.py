@@ -18,19 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from headway.console import Reporter, scores
 from headway.errors import Interrupted, UserError
 from headway.files import read_json_lines, write_json_lines
 from headway.models import CausalModel
 from headway.settings import setting
-from headway.tasks import Batch, Task
+from headway.tasks import Task
 from headway.training import device as devices
+from headway.training import engine as engines
 from headway.training import optimizer as optimizers
 from headway.training import schedules
 from headway.training.checkpoint import Checkpoints, State
-from headway.training.order import Sequential, Shuffled, generator, mix
+from headway.training.order import Sequential, Shuffled, mix
+from headway.training.streams import Stream
 
 
 @dataclass
@@ -52,6 +53,7 @@ class TrainingSettings:
     beta1: float = setting(0.9, "AdamW's memory of the gradient", least=0.0, below=1.0)
     beta2: float = setting(0.95, "AdamW's memory of its square", least=0.0, below=1.0)
     clip: float = setting(1.0, "largest norm of the gradient; 0: no clipping", least=0.0)
+    engine: str = setting("auto", "how a step is carried out", choices=engines.NAMES)
     accumulate: int = setting(0, "pieces a step's rows are cut into, by length; 0: chosen by the device", least=0)
     shuffle: bool = setting(True, "a new random order every epoch; false: the order of the file")
     log_every: int = setting(10, "steps between two lines of metrics.jsonl", least=1)
@@ -88,14 +90,11 @@ class Stage:
 
 @dataclass
 class Plan:
-    """What a stage needs at every step: which rows, how fast, by which optimizer, at which precision."""
+    """What a stage needs at every step: what carries it out, how fast to learn, what to save with the weights."""
 
-    seed: int
-    order: Shuffled | Sequential
+    engine: engines.Engine
     rate: Callable[[int], float]  # of a step, as a share of the peak
     optimizer: optimizers.Optimizer
-    device: torch.device
-    precision: torch.dtype
 
 
 @dataclass
@@ -151,20 +150,21 @@ class Trainer:
         with self.report.progress(stage.name, settings.steps, state.step - stage.begin) as progress:
             while state.step < stage.end:
                 step = state.step - stage.begin
-                batch, loss, norm = self.update(stage, plan, step)
+                share = plan.rate(step)
+                done = plan.engine.step(step, share)
                 state.step += 1
-                state.tokens += batch.tokens
-                meter.add(batch.tokens)
+                state.tokens += done.tokens
+                meter.add(done.tokens)
 
                 last = state.step == stage.end
-                rate = plan.rate(step) * settings.learning_rate
+                rate = share * settings.learning_rate
                 if due(settings.log_every, step + 1) or last:
                     record = {
                         "stage": stage.name,
                         "step": state.step,
-                        "loss": finite(loss, norm, state.step, rate),
+                        "loss": finite(done, state.step, rate),
                         "learning_rate": rate,
-                        "gradient_norm": float(norm),
+                        "gradient_norm": float(done.norm),
                         "tokens": state.tokens,
                         **meter.read(),
                     }
@@ -176,7 +176,7 @@ class Trainer:
                 state.done = stage.final and (last or enough)
                 stop = interrupted()
                 if due(settings.checkpoint_every, step + 1) or last or better or enough or stop:
-                    finite(loss, norm, state.step, rate)  # weights that are not numbers are never saved
+                    finite(done, state.step, rate)  # weights that are not numbers are never saved
                     self.checkpoints.save(self.model, plan.optimizer, state)
                 if enough:
                     break
@@ -189,8 +189,9 @@ class Trainer:
         settings, task = stage.settings, stage.task
         device = next(self.model.parameters()).device
         precision, why = devices.choose_precision(device, settings.precision, self.model.settings.width)
+        how = f", {engines.choose(settings, device)[2]}" if device.type == "cuda" else ""
         self.report.say(
-            f"{stage.name}: {settings.steps:,} steps of {settings.batch_size} rows, {dtype(precision)} ({why})"
+            f"{stage.name}: {settings.steps:,} steps of {settings.batch_size} rows, {dtype(precision)} ({why}){how}"
         )
         seed = mix(settings.seed, stage.name)
         order: Shuffled | Sequential
@@ -198,23 +199,12 @@ class Trainer:
             order = Shuffled(task.examples, settings.batch_size, seed)
         else:
             order = Sequential(task.examples, settings.batch_size)
+        streams = [Stream(stage.name, task, settings.batch_size, order, seed)]
         optimizer = optimizers.build_optimizer(self.model, settings)
         if self.resumed_at is not None and stage.begin < self.state.step:
             self.checkpoints.load_optimizer(self.state.step, optimizer)
-        return Plan(seed, order, rate_of(settings, order, task.block), optimizer, device, precision)
-
-    def update(self, stage: Stage, plan: Plan, step: int) -> tuple[Batch, Tensor, Tensor]:
-        """One step: the batch it saw, its loss a token, and the norm of its gradient."""
-        batch = stage.task.batch(plan.order.rows(step), generator(plan.seed, "batch", step))
-        torch.manual_seed(mix(plan.seed, "dropout", step))
-        plan.optimizer.set_rate(plan.rate(step))
-        pieces = pieces_of(stage.settings, batch, plan.device)
-        with devices.autocast(plan.device, plan.precision):
-            loss = accumulate(self.model, stage.task, batch, pieces, plan.device)
-        norm = clip(self.model, stage.settings.clip)
-        plan.optimizer.step()
-        plan.optimizer.zero_grad()
-        return batch, loss, norm
+        engine = engines.build(self.model, streams, optimizer, seed, precision, settings, self.report.say)
+        return Plan(engine, rate_of(settings, order, task.block), optimizer)
 
     def evaluate(self, stage: Stage) -> tuple[bool, bool]:
         """Score the model and remember the best: (is this the best so far, is it time to stop early)."""
@@ -243,32 +233,6 @@ class Trainer:
         self.watch(record)
 
 
-def accumulate(model: CausalModel, task: Task, batch: Batch, pieces: int, device: torch.device) -> Tensor:
-    """Gradients of the batch's mean loss a token, gathered piece by piece; returns that loss.
-
-    Each piece's loss is a sum, divided by the token count of the whole batch: never a mean of means.
-    """
-    count = max(1, batch.learned())
-    total = torch.zeros((), device=device)
-    for piece in batch.pieces(pieces):
-        loss = task.loss(model, piece.to(device)) / count
-        loss.backward()
-        total += loss.detach()
-    return total
-
-
-def pieces_of(settings: TrainingSettings, batch: Batch, device: torch.device) -> int:
-    """Into how many pieces to cut a batch. On a CPU narrow pieces save padding; a GPU wants one large one."""
-    if settings.accumulate or device.type != "cpu":
-        return max(1, settings.accumulate)
-    return max(1, min(8, batch.tokens // 400))
-
-
-def clip(model: CausalModel, most: float) -> Tensor:
-    """Scale the gradient down to norm `most`; returns the norm it had."""
-    return nn.utils.clip_grad_norm_(model.parameters(), most or math.inf)
-
-
 def rate_of(settings: TrainingSettings, order: Shuffled | Sequential, block: int) -> Callable[[int], float]:
     if settings.schedule == "course":
         return schedules.course_schedule(lambda step: order.rows_through(step) * (block - 1), settings.final_tokens)
@@ -279,12 +243,12 @@ def due(every: int, step: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def finite(loss: Tensor, norm: Tensor, step: int, rate: float) -> float:
+def finite(done: engines.Outcome, step: int, rate: float) -> float:
     """The loss as a number; a run whose loss or gradient is not finite ends before it is saved."""
-    value = float(loss)
-    if not (math.isfinite(value) and math.isfinite(float(norm))):
+    value, norm = float(done.loss), float(done.norm)
+    if not (math.isfinite(value) and math.isfinite(norm)):
         raise UserError(
-            f"the loss is {value} and the gradient's norm {float(norm)} at step {step:,} (learning rate {rate:.2g}); "
+            f"the loss is {value} and the gradient's norm {norm} at step {step:,} (learning rate {rate:.2g}); "
             "the last checkpoint is from before. Lower training.learning_rate or lengthen training.warmup"
         )
     return value

@@ -3,17 +3,21 @@
 Weight decay pulls on the matrices of linear layers only; embeddings, norms, biases and position tables are left alone
 (decay = "all-but-biases" spares only the biases, as the course's code does).
 With Muon, the matrices inside the blocks are stepped by their orthogonalised momentum (Jordan et al. 2024;
-`torch.optim.Muon`) and AdamW takes the rest.
+`torch.optim.Muon`, on a GPU `BatchedMuon`) and AdamW takes the rest.
+
+On a GPU the learning rates are tensors there, so that a captured step can be given another rate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headway.models import CausalModel
+from headway.training.muon import BatchedMuon
 
 NAMES = ("adamw", "muon")
 DECAYS = ("matrices", "all-but-biases")
@@ -25,17 +29,45 @@ class Optimizer:
     def __init__(self, parts: list[torch.optim.Optimizer], names: dict[Tensor, str]) -> None:
         self.parts = parts
         self.names = names
-        self.peaks = [[group["lr"] for group in part.param_groups] for part in parts]
+        self.peaks = [[float(group["lr"]) for group in part.param_groups] for part in parts]
 
     def set_rate(self, share: float) -> None:
         """Every group's learning rate becomes `share` of its peak."""
         for part, peaks in zip(self.parts, self.peaks, strict=True):
             for group, peak in zip(part.param_groups, peaks, strict=True):
-                group["lr"] = peak * share
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(peak * share)
+                else:
+                    group["lr"] = peak * share
 
-    def step(self) -> None:
+    def step_unless_infinite(self, norm: Tensor) -> None:
+        """Update the weights, unless the norm of the gradient says that it is no number: then nothing changes.
+
+        On a GPU the decision is taken there, without waiting for it.
+        """
+        if norm.device.type == "cuda":
+            for part in self.parts:
+                part.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
+        elif not norm.isfinite():
+            return
         for part in self.parts:
             part.step()
+
+    def snapshot(self) -> list[tuple[Tensor, Tensor]]:
+        """Weights and state as they are, with copies of them, for `restore`."""
+        tensors = [*self.names, *(value for part in self.parts for _, value in tensors_of(part))]
+        return [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+    @torch.no_grad()
+    def restore(self, saved: list[tuple[Tensor, Tensor]]) -> None:
+        """Put back what `snapshot` saved; state that came into being since is set to zero, as it begins."""
+        known = {id(tensor) for tensor, _ in saved}
+        for part in self.parts:
+            for _, value in tensors_of(part):
+                if id(value) not in known:
+                    value.zero_()
+        for tensor, copy in saved:
+            tensor.copy_(copy)
 
     def zero_grad(self) -> None:
         for part in self.parts:
@@ -56,13 +88,23 @@ class Optimizer:
         }
         parameters = {name: parameter for parameter, name in self.names.items()}
         for part in self.parts:
-            part.state.clear()
+            if not isinstance(part, BatchedMuon):
+                part.state.clear()
         for label, tensor in tensors.items():
             name, key = label.rsplit("/", 1)
             parameter = parameters[name]
             fused = owners[parameter].param_groups[0].get("fused", False)
             place = parameter.device if key != "step" or fused else torch.device("cpu")  # as torch itself keeps them
-            owners[parameter].state[parameter][key] = tensor.to(place, copy=True)
+            state = owners[parameter].state[parameter]
+            if key in state:
+                state[key].copy_(tensor)  # a part of something larger, which must stay one
+            else:
+                state[key] = tensor.to(place, copy=True)
+
+
+def tensors_of(part: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    for state in part.state.values():
+        yield from ((name, value) for name, value in state.items() if isinstance(value, Tensor))
 
 
 def build_optimizer(model: CausalModel, settings: Any) -> Optimizer:
@@ -79,16 +121,31 @@ def build_optimizer(model: CausalModel, settings: Any) -> Optimizer:
     if settings.optimizer == "muon":
         hidden = model.hidden_matrices()
         decayed = [parameter for parameter in decayed if not any(parameter is each for each in hidden)]
-        parts.append(
-            torch.optim.Muon(
-                hidden, lr=settings.muon_learning_rate, weight_decay=settings.muon_weight_decay, momentum=0.95
-            )
-        )
+        parts.append(muon(hidden, settings.muon_learning_rate, settings.muon_weight_decay))
     groups = [
         {"params": decayed, "weight_decay": settings.weight_decay},
         {"params": plain, "weight_decay": 0.0},
     ]
     betas = (settings.beta1, settings.beta2)
-    fused = all(parameter.device.type in ("cuda", "cpu") for parameter in names)
-    parts.append(torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, fused=fused))
+    device = next(iter(names)).device
+    parts.append(
+        torch.optim.AdamW(
+            groups,
+            lr=rate_on(device, settings.learning_rate),
+            betas=betas,
+            fused=device.type in ("cuda", "cpu"),
+            capturable=device.type == "cuda",
+        )
+    )
     return Optimizer(parts, names)
+
+
+def muon(matrices: list[Tensor], rate: float, decay: float) -> torch.optim.Optimizer:
+    device = matrices[0].device
+    if device.type == "cuda":
+        return BatchedMuon(matrices, rate_on(device, rate), decay)
+    return torch.optim.Muon(matrices, lr=rate, weight_decay=decay, momentum=0.95)
+
+
+def rate_on(device: torch.device, rate: float) -> float | Tensor:
+    return torch.tensor(rate, device=device) if device.type == "cuda" else rate

@@ -1,0 +1,75 @@
+"""Muon for a GPU: all matrices of one shape are stepped at once, and the learning rate lives on the device.
+
+    B ← μ B + (1 − μ) g                 momentum
+    O = NS₅((1 − μ) g + μ B)            its orthogonal part, by five Newton–Schulz steps in bfloat16
+    θ ← (1 − η λ) θ − η √max(1, m/n) O  for θ of m × n
+
+Jordan et al. 2024, "Muon: an optimizer for hidden layers". The arithmetic is that of `torch.optim.Muon` (tested), which
+takes one matrix at a time and keeps its rate in Python: a captured step could not change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+
+class BatchedMuon(torch.optim.Optimizer):
+    """Steps matrices by their orthogonalised momentum. `found_inf`, where set, is 1 for a step that must not happen."""
+
+    found_inf: Tensor | None = None
+
+    def __init__(
+        self, matrices: Iterable[Tensor], lr: float | Tensor, weight_decay: float, momentum: float = 0.95
+    ) -> None:
+        matrices = list(matrices)
+        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        self.shapes: dict[torch.Size, list[Tensor]] = {}
+        for matrix in matrices:
+            if matrix.dim() != 2:
+                raise ValueError(f"Muon steps matrices, not a tensor of shape {tuple(matrix.shape)}")
+            self.shapes.setdefault(matrix.shape, []).append(matrix)
+        for same in self.shapes.values():
+            stack = torch.zeros(len(same), *same[0].shape, device=same[0].device, dtype=same[0].dtype)
+            for matrix, part in zip(same, stack.unbind(), strict=True):
+                self.state[matrix]["momentum_buffer"] = part  # a view of the stack
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        group = self.param_groups[0]
+        rate, momentum = group["lr"], group["momentum"]
+        for shape, matrices in self.shapes.items():
+            buffers = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+            gradients = torch.stack([matrix.grad for matrix in matrices])  # type: ignore[misc]
+            share: float | Tensor = 1.0 - momentum
+            if self.found_inf is not None:
+                gradients = gradients.masked_fill(self.found_inf > 0, 0.0)
+                share = share * (1.0 - self.found_inf)
+                rate = rate * (1.0 - self.found_inf)
+            before = torch.stack(buffers)
+            after = before + (gradients - before) * share
+            torch._foreach_copy_(buffers, list(after.unbind()))
+            update = orthogonal(gradients + (after - gradients) * momentum)
+            scale = rate * max(1.0, shape[0] / shape[1]) ** 0.5
+            values = torch.stack(list(matrices))
+            values = values * (1.0 - rate * group["weight_decay"]) - scale * update
+            torch._foreach_copy_(list(matrices), list(values.unbind()))
+
+
+def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
+    """The nearest semi-orthogonal matrix to each of (N, m, n), roughly: singular values end near 1, not at it."""
+    a, b, c = COEFFICIENTS
+    x = matrices.bfloat16()
+    tall = x.shape[-2] > x.shape[-1]
+    if tall:
+        x = x.mT
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).to(matrices.dtype)

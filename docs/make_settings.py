@@ -11,13 +11,14 @@ from headway.models import MODELS
 from headway.models.attentions import KINDS, OWN_SETTINGS, AttentionSettings
 from headway.settings import REQUIRED, toml_value
 from headway.tasks import TASKS
-from headway.training.loop import TrainingSettings
+from headway.training.loop import StreamSettings, TrainingSettings
 
 HEAD = """# Settings
 
 Everything a run file may say, with its default. `headway train FILE --set section.key=value` overrides any of it.
 Sections: `[tokenizer]`, `[model]`, `[task]`, `[training]`, and for an earlier stage on the same model
 `[pretraining.task]` and `[pretraining.training]`, which take the same keys as `[task]` and `[training]`.
+`[streams.NAME]` with `[streams.NAME.task]` is something learned beside the task, in the same steps.
 Paths are relative to the run file, those given with `--set` to where you are; `data:NAME/FILE` names a file of a data
 set (`headway data list`).
 
@@ -48,8 +49,8 @@ def attentions() -> str:
     """The kinds of `[model.attention]`: those that have no settings in one line, the others in a table each."""
     plain = [f"`{kind}`" for kind, cls in KINDS.items() if cls is AttentionSettings and kind != "linformer"]
     parts = [
-        "\n## `[model.attention]`\n\nWhich attention the layers use: `attention = \"local\"` in `[model]`, or a table with "
-        f"the settings below. Without settings of their own: {', '.join(plain)}.\n"
+        '\n## `[model.attention]`\n\nWhich attention the layers use: `attention = "local"` in `[model]`, or a table '
+        f"with the settings below. Without settings of their own: {', '.join(plain)}.\n"
     ]
     parts += [section(f'`[model.attention]` kind = "{kind}"', cls) for kind, cls in OWN_SETTINGS.items()]
     return "".join(parts)
@@ -70,7 +71,8 @@ def settings_page() -> str:
     parts += [section(f'`[model]` kind = "{kind}"', cls) for kind, cls in MODELS.items()]
     parts.append(attentions())
     parts += [section(f'`[task]` name = "{name}"', cls) for name, cls in TASKS.items()]
-    return "".join([*parts, section("`[training]`", TrainingSettings)])
+    parts.append(section("`[training]`", TrainingSettings))
+    return "".join([*parts, section("`[streams.NAME]`", StreamSettings)])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     [tokenizer]  [model]  [task]  [training]        every run
     [pretraining.task]  [pretraining.training]      an earlier stage on the same model, where there is one
+    [streams.NAME]  [streams.NAME.task]             something learned beside the task, in the same steps
 
 What is left out has a default. Recipes are run files that come with Headway (`headway/recipes`).
 """
@@ -20,7 +21,7 @@ from headway.models import MODELS
 from headway.settings import override, read, read_kind, read_toml, setting, to_table, to_toml
 from headway.tasks import TASKS
 from headway.text import KINDS
-from headway.training.loop import TrainingSettings
+from headway.training.loop import StreamSettings, TrainingSettings
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -46,6 +47,14 @@ class StageSettings:
 
 
 @dataclass
+class SideSettings:
+    """A task that is learned beside the main one, and how much of it."""
+
+    task: Any
+    stream: StreamSettings
+
+
+@dataclass
 class RunSettings:
     """A whole run file."""
 
@@ -54,6 +63,7 @@ class RunSettings:
     task: Any
     training: TrainingSettings
     pretraining: StageSettings | None = None
+    streams: dict[str, SideSettings] = field(default_factory=dict)
     name: str = field(default="run", compare=False)
 
     def stages(self) -> list[tuple[str, StageSettings]]:
@@ -68,7 +78,14 @@ class RunSettings:
         if self.pretraining is not None:
             stage = self.pretraining
             tables["pretraining"] = {"task": to_table(stage.task), "training": to_table(stage.training)}
+        for name, side in self.streams.items():
+            tables.setdefault("streams", {})[name] = {**to_table(side.stream), "task": to_table(side.task)}
         return tables
+
+    def tasks(self) -> list[tuple[str, Any]]:
+        """Every task with the place of its table."""
+        tasks = [("task", self.task), *((f"streams.{name}.task", side.task) for name, side in self.streams.items())]
+        return tasks if self.pretraining is None else [*tasks, ("pretraining.task", self.pretraining.task)]
 
     def to_toml(self) -> str:
         return to_toml(self.tables()).lstrip()
@@ -90,7 +107,7 @@ def load_settings(source: str | Path | dict[str, Any], overrides: Iterable[str] 
             typed.add(override(tables, assignment))
         except SettingsError as error:
             problems += error.problems
-    known = ("tokenizer", "model", "task", "training", "pretraining")
+    known = ("tokenizer", "model", "task", "training", "pretraining", "streams")
     for key, value in tables.items():
         if key not in known:
             said = f"[{key}]: unknown section" if isinstance(value, dict) else f"{key}: stands in no section"
@@ -101,15 +118,15 @@ def load_settings(source: str | Path | dict[str, Any], overrides: Iterable[str] 
         read_kind(TASKS, "name", None, tables.get("task", {}), "task", problems),
         read(TrainingSettings, tables.get("training", {}), "training", problems),
         read_stage(tables["pretraining"], problems) if "pretraining" in tables else None,
+        read_streams(tables.get("streams", {}), problems),
         name,
     )
     if settings.pretraining is not None and settings.pretraining.training is not None:
         problems += idle_settings(settings.pretraining.training)
     if problems:
         raise SettingsError(problems, shown)
-    make_absolute(settings.task, "task", base, typed)
-    if settings.pretraining is not None:
-        make_absolute(settings.pretraining.task, "pretraining.task", base, typed)
+    for place, task in settings.tasks():
+        make_absolute(task, place, base, typed)
     return settings
 
 
@@ -131,6 +148,25 @@ def read_stage(table: Any, problems: list[str]) -> StageSettings:
         read_kind(TASKS, "name", None, table.get("task", {}), "pretraining.task", problems),
         read(TrainingSettings, table.get("training", {}), "pretraining.training", problems),
     )
+
+
+def read_streams(tables: Any, problems: list[str]) -> dict[str, SideSettings]:
+    if not isinstance(tables, dict):
+        problems.append(f"[streams] must hold a table a stream, as [streams.facts], not {tables!r}")
+        return {}
+    streams = {}
+    for name, table in tables.items():
+        place = f"streams.{name}"
+        if not isinstance(table, dict):
+            problems.append(f"[{place}] must be a table, not {table!r}")
+            continue
+        own = {key: value for key, value in table.items() if key != "task"}
+        task = read_kind(TASKS, "name", None, table.get("task", {}), f"{place}.task", problems)
+        stream = read(StreamSettings, own, place, problems)
+        if stream is not None and 1 >= stream.end <= stream.start:
+            problems.append(f"{place}.end: {stream.end:g} is not after its start ({stream.start:g})")
+        streams[name] = SideSettings(task, stream)
+    return streams
 
 
 def make_absolute(task: Any, place: str, base: Path, typed: set[str]) -> None:

@@ -24,7 +24,7 @@ from headway.tasks import Answer, LanguageModelling, QuestionAnswering
 from headway.text import KINDS, Tokenizer, load_tokenizer
 from headway.training import device as devices
 from headway.training.checkpoint import Checkpoints, State
-from headway.training.loop import Stage, Trainer
+from headway.training.loop import Side, Stage, Trainer
 
 Record = dict[str, Any]
 
@@ -124,6 +124,8 @@ def train(
     for stage in stages:  # whatever is wrong with the data or the machine shows now, before anything is written
         devices.choose_precision(device, stage.settings.precision)
         stage.task.load()
+        for side in stage.sides:
+            side.task.load()
     torch.manual_seed(settings.training.seed)
     model = settings.model.build(len(tokenizer)).to(device)
     with make_directory(directory):
@@ -146,7 +148,8 @@ def train(
 def build_tokenizer(settings: RunSettings, report: Reporter) -> Tokenizer:
     """A tokenizer that knows every text of every stage."""
     kind = KINDS[settings.tokenizer.kind]
-    texts = [text for _, stage in settings.stages() for text in stage.task.texts(report.say)]
+    tasks = [stage.task for _, stage in settings.stages()] + [side.task for side in settings.streams.values()]
+    texts = [text for task in tasks for text in task.texts(report.say)]
     try:
         return kind.train(texts, size=settings.tokenizer.size)
     except TextError as error:
@@ -165,6 +168,9 @@ def build_stages(settings: RunSettings, tokenizer: Tokenizer) -> list[Stage]:
         task = stage.task.build(tokenizer, settings.model.block)
         stages.append(Stage(name, task, stage.training, begin, final=name == "training"))
         begin += stage.training.steps
+    for name, side in settings.streams.items():
+        task = side.task.build(tokenizer, min(side.stream.length or settings.model.block, settings.model.block))
+        stages[-1].sides.append(Side(name, task, side.stream))
     return stages
 
 

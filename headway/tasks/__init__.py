@@ -5,13 +5,19 @@ batches and scores models (`headway.tasks.base.Task`).
 """
 
 from headway.tasks.base import IGNORE, Batch, Task
+from headway.tasks.entity_spans import EntitySpans, EntitySpansSettings
 from headway.tasks.language_modelling import LanguageModelling, LanguageModellingSettings
 from headway.tasks.question_answering import Answer, QuestionAnswering, QuestionAnsweringSettings
+from headway.tasks.recitation import Recitation, RecitationSettings
+from headway.tasks.retelling import Retelling, RetellingSettings
 from headway.tasks.span_corruption import SpanCorruption, SpanCorruptionSettings
 
 TASKS = {
     "language_modelling": LanguageModellingSettings,
     "span_corruption": SpanCorruptionSettings,
+    "retelling": RetellingSettings,
+    "entity_spans": EntitySpansSettings,
+    "recitation": RecitationSettings,
     "question_answering": QuestionAnsweringSettings,
 }
 
@@ -20,10 +26,16 @@ __all__ = [
     "TASKS",
     "Answer",
     "Batch",
+    "EntitySpans",
+    "EntitySpansSettings",
     "LanguageModelling",
     "LanguageModellingSettings",
     "QuestionAnswering",
     "QuestionAnsweringSettings",
+    "Recitation",
+    "RecitationSettings",
+    "Retelling",
+    "RetellingSettings",
     "SpanCorruption",
     "SpanCorruptionSettings",
     "Task",

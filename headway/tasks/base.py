@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headway.models import CausalModel
-from headway.tasks.corpus import Corpus
 from headway.text import Tokenizer
 
 IGNORE = -100  # a target that is not learned
@@ -96,6 +95,11 @@ class Task(ABC):
         self.tokenizer = tokenizer
         self.block = block
 
+    @property
+    def width(self) -> int:
+        """The most inputs that a row has; known once the task is loaded."""
+        return self.block
+
     @abstractmethod
     def load(self) -> None:
         """Read and encode what training needs."""
@@ -115,7 +119,7 @@ class Task(ABC):
         """A copy of the task whose data lie on `device`, to make batches there."""
         twin = copy.copy(self)
         for name, value in vars(self).items():
-            if isinstance(value, Tensor | Corpus):
+            if hasattr(value, "to"):
                 setattr(twin, name, value.to(device))
         return twin
 

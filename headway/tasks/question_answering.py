@@ -85,6 +85,10 @@ class QuestionAnswering(Task):
         self.examples = len(rows)
         self.check("dev", self.pairs("dev"))
 
+    @property
+    def width(self) -> int:
+        return self.rows.shape[1] - 1
+
     def row(self, pair: Pair) -> tuple[list[int], int]:
         """The tokens of question ⁇ answer ⁇, and the place of the first mark."""
         place = f"{self.path_of('train')}:{pair.line}"

@@ -209,7 +209,7 @@ class Buffer:
     def __init__(self, streams: Sequence[Stream], device: torch.device) -> None:
         self.streams = streams
         self.rows = [stream.rows for stream in streams]
-        width = max(stream.task.block for stream in streams)
+        width = max(stream.task.width for stream in streams)
         self.inputs = torch.zeros(sum(self.rows), width, dtype=torch.long, device=device)
         self.targets = torch.full_like(self.inputs, IGNORE)
 
@@ -264,8 +264,9 @@ class Feed:
             ):
                 each = next(made)
                 main.wait_event(each.ready)
-                inputs.copy_(each.inputs[step - first])
-                targets.copy_(each.targets[step - first])
+                width = each.inputs.shape[-1]  # the columns behind stay padding
+                inputs[:, :width].copy_(each.inputs[step - first])
+                targets[:, :width].copy_(each.targets[step - first])
                 each.inputs.record_stream(main)
                 each.targets.record_stream(main)
                 tokens += each.tokens[step - first]
@@ -278,7 +279,7 @@ class Feed:
 
     def nothing(self, stream: Stream) -> Made:
         """Rows that teach nothing, for steps that will not come."""
-        inputs = torch.zeros(AHEAD, stream.rows, stream.task.block, dtype=torch.long, device=self.device)
+        inputs = torch.zeros(AHEAD, stream.rows, stream.task.width, dtype=torch.long, device=self.device)
         ready = torch.cuda.Event()
         ready.record()
         return Made(inputs, torch.full_like(inputs, IGNORE), [0] * AHEAD, ready)

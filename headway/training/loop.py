@@ -60,6 +60,7 @@ class TrainingSettings:
     evaluate_every: int = setting(0, "steps between two evaluations; 0: at the end only", least=0)
     checkpoint_every: int = setting(500, "steps between two checkpoints; 0: at the end only", least=0)
     patience: int = setting(0, "evaluations without a better score before stopping early; 0: never", least=0)
+    weight: float = setting(1.0, "of the task's mean loss a token, beside streams", least=0.0)
     seed: int = setting(0, "all randomness comes from it", least=0, most=2**63 - 1)
     precision: str = setting("auto", "of the matrix products", choices=devices.PRECISIONS)
     device: str = setting("auto", "where to train", choices=devices.DEVICES)
@@ -74,14 +75,35 @@ class TrainingSettings:
 
 
 @dataclass
+class StreamSettings:
+    """`[streams.NAME]`: what is learned beside the task, in the same steps. Its task is `[streams.NAME.task]`."""
+
+    rows: int = setting(32, "rows a step", least=1)
+    weight: float = setting(1.0, "of the stream's mean loss a token", least=0.0)
+    length: int = setting(0, "longest row, in tokens; 0: model.block", least=0)
+    start: float = setting(0.0, "first step; up to 1, as a share of training.steps", least=0.0)
+    end: float = setting(1.0, "step before which it ends; up to 1, as a share of training.steps", above=0.0)
+
+
+@dataclass
+class Side:
+    """A stream beside a stage's own task."""
+
+    name: str
+    task: Task
+    settings: StreamSettings
+
+
+@dataclass
 class Stage:
-    """One task, trained for `settings.steps` steps, beginning at the run's step `begin`."""
+    """One task, perhaps with others beside it, trained for `settings.steps` steps from the run's step `begin` on."""
 
     name: str
     task: Task
     settings: TrainingSettings
     begin: int
     final: bool  # the last stage is the one that is scored
+    sides: list[Side] = field(default_factory=list)
 
     @property
     def end(self) -> int:
@@ -194,17 +216,12 @@ class Trainer:
             f"{stage.name}: {settings.steps:,} steps of {settings.batch_size} rows, {dtype(precision)} ({why}){how}"
         )
         seed = mix(settings.seed, stage.name)
-        order: Shuffled | Sequential
-        if settings.shuffle:
-            order = Shuffled(task.examples, settings.batch_size, seed)
-        else:
-            order = Sequential(task.examples, settings.batch_size)
-        streams = [Stream(stage.name, task, settings.batch_size, order, seed)]
+        streams = streams_of(stage, seed)
         optimizer = optimizers.build_optimizer(self.model, settings)
         if self.resumed_at is not None and stage.begin < self.state.step:
             self.checkpoints.load_optimizer(self.state.step, optimizer)
         engine = engines.build(self.model, streams, optimizer, seed, precision, settings, self.report.say)
-        return Plan(engine, rate_of(settings, order, task.block), optimizer)
+        return Plan(engine, rate_of(settings, streams[0].order, task.block), optimizer)
 
     def evaluate(self, stage: Stage) -> tuple[bool, bool]:
         """Score the model and remember the best: (is this the best so far, is it time to stop early)."""
@@ -231,6 +248,28 @@ class Trainer:
         with open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         self.watch(record)
+
+
+def streams_of(stage: Stage, seed: int) -> list[Stream]:
+    """The stage's own task first, then what is learned beside it."""
+    settings, examples = stage.settings, stage.task.examples
+    order: Shuffled | Sequential
+    if settings.shuffle:
+        order = Shuffled(examples, settings.batch_size, seed)
+    else:
+        order = Sequential(examples, settings.batch_size)
+    streams = [Stream(stage.name, stage.task, settings.batch_size, order, seed, settings.weight)]
+    for side in stage.sides:
+        rows, own = side.settings.rows, mix(seed, side.name)
+        begin, end = (steps_at(share, settings.steps) for share in (side.settings.start, side.settings.end))
+        shuffled = Shuffled(side.task.examples, rows, own)
+        streams.append(Stream(side.name, side.task, rows, shuffled, own, side.settings.weight, begin, end))
+    return streams
+
+
+def steps_at(share: float, steps: int) -> int:
+    """A number of steps, or a share of them where it is at most 1."""
+    return round(share * steps) if share <= 1 else int(share)
 
 
 def rate_of(settings: TrainingSettings, order: Shuffled | Sequential, block: int) -> Callable[[int], float]:

@@ -3,7 +3,7 @@
     loss = Σ_streams weight · (sum of the loss over the stream's learned tokens ÷ their number)
 
 Which rows a stream sees at a step and how they are corrupted is a pure function of (seed, stream, step). Streams whose
-rows have the same length are run through the model together.
+rows have like lengths are run through the model together.
 
 Shapes: B rows, T tokens.
 """
@@ -48,11 +48,14 @@ class Stream:
 
 
 def by_length(streams: Sequence[Stream]) -> list[list[Stream]]:
-    """Streams that share a row length stand together, in the order of their first."""
-    groups: dict[int, list[Stream]] = {}
-    for stream in streams:
-        groups.setdefault(stream.task.block, []).append(stream)
-    return list(groups.values())
+    """Streams of like row lengths stand together, the longest first: a row may be padded to half as much again."""
+    groups: list[list[Stream]] = []
+    for stream in sorted(streams, key=lambda stream: -stream.task.width):
+        if groups and groups[-1][0].task.width <= 1.5 * stream.task.width:
+            groups[-1].append(stream)
+        else:
+            groups.append([stream])
+    return groups
 
 
 def token_losses(model: CausalModel, inputs: Tensor, targets: Tensor) -> Tensor:

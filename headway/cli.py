@@ -128,6 +128,23 @@ def compare(
     compare_command(runs, out)
 
 
+@app.command()
+def lab(
+    names: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="[NAME …]", help="Experiments to run; without any, they are listed."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Run every experiment and write one page.")] = False,
+    out: Annotated[Path, typer.Option(help="Where the pictures and the page go.")] = Path("lab"),
+    seed: Annotated[int, typer.Option(min=0, max=SEEDS, help="Of the random numbers.")] = 0,
+) -> None:
+    """Run experiments on attention: numbers, a picture, and what they show."""
+    from headway.console import reporter
+    from headway.lab import lab_command
+
+    lab_command(names or [], everything, out, seed, reporter())
+
+
 @data_app.command("list")
 def data_list() -> None:
     """The data sets Headway knows, and which are on this machine."""

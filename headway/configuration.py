@@ -110,8 +110,10 @@ def load_settings(source: str | Path | dict[str, Any], overrides: Iterable[str] 
     known = ("tokenizer", "model", "task", "training", "pretraining", "streams")
     for key, value in tables.items():
         if key not in known:
-            said = f"[{key}]: unknown section" if isinstance(value, dict) else f"{key}: stands in no section"
-            problems.append(said + nearest(key, known))
+            if isinstance(value, dict):
+                problems.append(f"[{key}]: unknown section{nearest(key, known)}")
+            else:
+                problems.append(f"{key}: stands in no section; known: {', '.join(known)}")
     settings = RunSettings(
         read(TokenizerSettings, tables.get("tokenizer", {}), "tokenizer", problems),
         read_kind(MODELS, "kind", "gpt", tables.get("model", {}), "model", problems),

@@ -16,7 +16,7 @@ import pytest
 import headway
 from headway.cli import run_command
 
-COMMANDS = ["", "demo", "train", "evaluate", "predict", "compare", "data", "data list", "data get", "data check"]
+COMMANDS = ["", "demo", "train", "evaluate", "predict", "compare", "lab", "data", "data list", "data get", "data check"]
 CALL = [sys.executable, "-m", "headway"]
 Captured = pytest.CaptureFixture[str]
 

@@ -1,12 +1,14 @@
 """A corpus as a task holds it: every document's tokens in one flat array, with an index.
 
-Flat arrays keep batch making vectorised, and are the shape that memory-mapped shards have too.
+Flat arrays keep batch making vectorised, and are the shape that memory-mapped shards have too (`Stored`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +19,9 @@ from headway.errors import DataError, TextError
 from headway.settings import REQUIRED, setting
 from headway.text import Notes, Tokenizer, read_documents
 from headway.text.plain import silent
+from headway.text.shards import Joined, Shards, is_prepared
+
+NO_END = re.compile(r"\b(?:\w|[JS]r|St|[DM]r|Mrs|Ms)$")  # what a full stop belongs to
 
 
 @dataclass
@@ -33,7 +38,22 @@ class CorpusSettings:
         return self.read(self.corpus, say)
 
     def read(self, path: str, say: Notes = silent) -> list[str]:
+        if is_prepared(resolve(path)):
+            raise DataError(
+                f"{path}: token shards, and this needs the text itself; name the files that they were made of, "
+                "or learn from them by language_modelling"
+            )
         return read_documents(resolve(path), documents=self.documents, column=self.column, errors=self.errors, say=say)
+
+    def shards(self) -> Shards | None:
+        """The corpus where it is a folder that `headway data prepare` made; its tokenizer must be the run's."""
+        return open_shards(self.corpus)
+
+
+def open_shards(path: str) -> Shards | None:
+    """The token shards at `path`, or None where something else is there."""
+    folder = resolve(path)
+    return Shards(folder) if is_prepared(folder) else None
 
 
 @dataclass
@@ -67,3 +87,36 @@ class Corpus:
         lengths = np.array([len(text) + len(mark) for text, mark in zip(arrays[::2], arrays[1::2], strict=True)])
         starts = np.concatenate([[0], lengths.cumsum()])
         return cls(torch.from_numpy(tokens), torch.from_numpy(starts.astype(np.int64)))
+
+
+class Stored:
+    """Token ids that stay on disk: a part of prepared shards, of which only what is looked at is read.
+
+    Slices and indexes as a one-dimensional tensor does; the ids at an index come as a tensor on the index's device.
+    """
+
+    def __init__(self, tokens: Joined, begin: int = 0, end: int | None = None) -> None:
+        self.tokens, self.begin, self.end = tokens, begin, len(tokens) if end is None else end
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    def __getitem__(self, where: slice | Tensor) -> Any:
+        if isinstance(where, Tensor):
+            ids = self.tokens[where.cpu().numpy() + self.begin]
+            return torch.from_numpy(ids.astype(np.int64)).to(where.device)
+        begin, end, step = where.indices(len(self))
+        if step != 1:
+            raise IndexError("stored tokens have no step")
+        return Stored(self.tokens, self.begin + begin, self.begin + max(begin, end))
+
+
+def heading_end(text: str, mark: str) -> int:
+    """Where a document's heading ends: at the first `mark`, or −1 where there is none.
+
+    A full stop after an initial or a title ("Edwin E. Wagner. He was born …") ends nothing.
+    """
+    found = text.find(mark) if mark else -1
+    while found >= 0 and mark.startswith(".") and NO_END.search(text[:found]):
+        found = text.find(mark, found + 1)
+    return found if found >= 0 or not mark else text.find(mark)

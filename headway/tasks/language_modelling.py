@@ -9,7 +9,7 @@ random order. Documents are separated by a mask mark. What is held out for valid
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from headway.generation import Sampling, stream
 from headway.models import CausalModel
 from headway.settings import setting
 from headway.tasks.base import Batch, Task, mean_loss
-from headway.tasks.corpus import Corpus, CorpusSettings
+from headway.tasks.corpus import Corpus, CorpusSettings, Stored, open_shards
 from headway.text import Tokenizer
 
 
@@ -40,6 +40,9 @@ class LanguageModellingSettings(CorpusSettings):
 
 
 class LanguageModelling(Task):
+    train: Tensor | Stored
+    validation: Tensor | Stored
+
     def __init__(self, settings: LanguageModellingSettings, tokenizer: Tokenizer, block: int) -> None:
         super().__init__(tokenizer, block)
         self.settings = settings
@@ -58,7 +61,15 @@ class LanguageModelling(Task):
             )
         self.examples = -(-(len(self.train) - 1) // self.block)
 
-    def encode(self, path: str) -> Tensor:
+    def encode(self, path: str) -> Tensor | Stored:
+        """The tokens of a file, or of a folder of shards, which stay on disk."""
+        if (shards := open_shards(path)) is not None:
+            if shards.index.tokenizer != self.tokenizer.fingerprint():
+                raise DataError(
+                    f"{path}: made with another tokenizer ({shards.tokenizer.kind} of {len(shards.tokenizer):,}) than "
+                    f"this run's ({self.tokenizer.kind} of {len(self.tokenizer):,}); prepare it again with the run's"
+                )
+            return Stored(shards.tokens)
         documents = self.settings.read(path)
         return Corpus.encode(documents, self.tokenizer, path, closing=len(documents) > 1).tokens
 
@@ -69,7 +80,7 @@ class LanguageModelling(Task):
         starts = (rows * self.block + noise - self.block // 2).clamp(0, len(self.train) - self.block - 1)
         return self.windows(self.train, starts)
 
-    def windows(self, tokens: Tensor, starts: Tensor) -> Batch:
+    def windows(self, tokens: Tensor | Stored, starts: Tensor) -> Batch:
         width = min(self.block, len(tokens) - 1)
         rows = tokens[starts[:, None] + torch.arange(width + 1, device=starts.device)].long()  # (B, T + 1)
         return Batch.next_token(rows, torch.full((len(rows),), width + 1, device=rows.device))
@@ -87,7 +98,7 @@ class LanguageModelling(Task):
         if len(tokens) < 2:  # nothing was held out: there is no score
             return {"tokens": 0}
         starts = torch.arange(0, max(1, len(tokens) - self.block), self.block)
-        batches = [self.windows(tokens, part) for part in starts.split(batch_size)]
+        batches = Windows(self, tokens, starts.split(batch_size))
         loss, count = mean_loss(model, batches)
         lengths = torch.from_numpy(self.tokenizer.byte_lengths())
         size = sum(int(lengths[batch.targets].sum()) for batch in batches)
@@ -106,3 +117,16 @@ class LanguageModelling(Task):
             if token != self.tokenizer.mask:
                 yield pieces.feed(token)
         yield pieces.flush()
+
+
+class Windows(Sequence[Batch]):
+    """Batches that are made when they are looked at: a large split does not fit memory."""
+
+    def __init__(self, task: LanguageModelling, tokens: Tensor | Stored, starts: Sequence[Tensor]) -> None:
+        self.task, self.tokens, self.starts = task, tokens, starts
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self.task.windows(self.tokens, self.starts[number])

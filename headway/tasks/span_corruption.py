@@ -32,7 +32,7 @@ from headway.errors import DataError, UserError
 from headway.models import CausalModel
 from headway.settings import setting
 from headway.tasks.base import Batch, Task, mean_loss
-from headway.tasks.corpus import Corpus, CorpusSettings
+from headway.tasks.corpus import Corpus, CorpusSettings, heading_end
 from headway.text import Tokenizer
 
 
@@ -182,7 +182,7 @@ def token_spans(
 
 def count_heading(text: str, ends: np.ndarray, mark: str) -> int:
     """How many tokens hold the text up to and with the first `mark`; none where it does not occur."""
-    found = text.find(mark) if mark else -1
+    found = heading_end(text, mark)
     return int(np.searchsorted(ends, len(text[: found + len(mark)].encode()), side="right")) if found >= 0 else 0
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from headway.errors import DataError
 from headway.tasks.base import Batch
-from headway.tasks.corpus import Corpus
+from headway.tasks.corpus import Corpus, heading_end
 from headway.text import Tokenizer
 
 WORD = re.compile(r"\s*(?:\w+(?:['’.-]\w+)*|[^\w\s]+)")
@@ -119,7 +119,7 @@ class Words:
 
 def cut_words(text: str, heading: str) -> tuple[int, list[tuple[int, int]]]:
     """(where the name ends, the words after the heading), in characters. A text without a heading is all words."""
-    found = text.find(heading) if heading else -1
+    found = heading_end(text, heading)
     body = found + len(heading.rstrip()) if found > 0 else 0
     return max(0, found), [match.span() for match in WORD.finditer(text, body)]
 

@@ -52,7 +52,9 @@ def attentions() -> str:
         '\n## `[model.attention]`\n\nWhich attention the layers use: `attention = "local"` in `[model]`, or a table '
         f"with the settings below. Without settings of their own: {', '.join(plain)}.\n"
     ]
-    parts += [section(f'`[model.attention]` kind = "{kind}"', cls) for kind, cls in OWN_SETTINGS.items()]
+    for kind, cls in OWN_SETTINGS.items():
+        own = section(f'`[model.attention]` kind = "{kind}"', cls)
+        parts.append(own.replace(f'| `kind` | `"{cls.kind}"` |', f'| `kind` | `"{kind}"` |'))
     return "".join(parts)
 
 

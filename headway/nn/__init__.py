@@ -12,10 +12,13 @@ from headway.nn.attention import (
 from headway.nn.bigbird import BigBird
 from headway.nn.block import Block, FeedForward
 from headway.nn.cache import Cache, LayerCache
+from headway.nn.dropout import Dropout
 from headway.nn.linformer import Linformer
 from headway.nn.local import Local
+from headway.nn.multihead import MultiheadAttention
 from headway.nn.perceiver import CrossAttention, FirstPositions, Perceiver
 from headway.nn.positions import ALiBi, InAttention, Learned, Relative, Rotary, Sinusoidal, T5Bias, make_position
+from headway.nn.recording import record_attention
 from headway.nn.synthesizer import (
     DenseSynthesizer,
     FactorisedDense,
@@ -23,6 +26,13 @@ from headway.nn.synthesizer import (
     Mixture,
     RandomSynthesizer,
     TokenMixer,
+)
+from headway.nn.transformer import (
+    Transformer,
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
 )
 
 ATTENTIONS: dict[str, type[Attention]] = {
@@ -53,6 +63,7 @@ __all__ = [
     "Cache",
     "CrossAttention",
     "DenseSynthesizer",
+    "Dropout",
     "FactorisedDense",
     "FactorisedRandom",
     "FeedForward",
@@ -63,6 +74,7 @@ __all__ = [
     "Linformer",
     "Local",
     "Mixture",
+    "MultiheadAttention",
     "Perceiver",
     "RandomSynthesizer",
     "Relative",
@@ -71,9 +83,15 @@ __all__ = [
     "Sinusoidal",
     "T5Bias",
     "TokenMixer",
+    "Transformer",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
     "Unscaled",
     "attend",
     "causal_mask",
     "make_position",
     "masked_softmax",
+    "record_attention",
 ]

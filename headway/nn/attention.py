@@ -158,7 +158,9 @@ class SelfAttention(Attention):
         """Queries, keys and values of every head, (B, H, T, K) each, turned to their positions."""
         linears = (self.query, self.key, self.value)
         if x.is_cuda:  # one product instead of three: small ones do not fill a GPU
-            packed = F.linear(x, torch.cat([each.weight for each in linears]), torch.cat([each.bias for each in linears]))
+            packed = F.linear(
+                x, torch.cat([each.weight for each in linears]), torch.cat([each.bias for each in linears])
+            )
             q, k, v = (split_heads(part, self.heads) for part in packed.chunk(3, -1))
         else:
             q, k, v = (split_heads(linear(x), self.heads) for linear in linears)

@@ -20,8 +20,8 @@ from headway.nn.positions import InAttention
 from headway.nn.synthesizer import check_places, columns_at, known_length
 
 NOT_CAUSAL = (
-    "Linformer cannot be causal: each of its projected keys mixes the whole row, the future included. Causal are "
-    "SelfAttention, Additive, the synthesizers and Local"
+    "Linformer cannot be causal: each of its projected keys mixes the whole row, the future included. Linear in "
+    "T and causal are Local, BigBird and Perceiver"
 )
 
 

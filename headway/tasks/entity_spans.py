@@ -158,8 +158,8 @@ def entity_runs(words: Words, document: int, longest: int) -> list[tuple[int, in
     begin, size = int(words.name_starts[document]), int(words.name_sizes[document])
     name = words.tokens[begin : begin + size].tolist()
     runs: list[tuple[int, int]] = []
-    capitals, sizes, starts, blanks = (
-        table[document].tolist() for table in (words.capitals, words.sizes, words.starts, words.blanks)
+    capitals, spaced, sizes, starts, blanks = (
+        table[document].tolist() for table in (words.capitals, words.spaced, words.sizes, words.starts, words.blanks)
     )
     column = 0
     while column < len(sizes) and sizes[column]:
@@ -167,7 +167,7 @@ def entity_runs(words: Words, document: int, longest: int) -> list[tuple[int, in
             column += 1
             continue
         end = column + 1
-        while end < len(sizes) and sizes[end] and capitals[end] and blanks[end]:
+        while end < len(sizes) and sizes[end] and capitals[end] and spaced[end]:
             end += 1
         first = starts[column] + blanks[column]
         last = starts[end - 1] + sizes[end - 1]

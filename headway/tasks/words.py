@@ -34,6 +34,7 @@ class Words:
     starts: Tensor  # (documents, W) where a word begins
     sizes: Tensor  # (documents, W) how many tokens it has, 0 past the last
     blanks: Tensor  # (documents, W) 1 where the first of them is a blank alone
+    spaced: Tensor  # (documents, W) does a blank stand before it in the text?
     capitals: Tensor  # (documents, W) does it begin with a capital letter or a digit?
     clauses: Tensor  # (documents, W) the number of its clause
     name_starts: Tensor  # (documents,) the heading
@@ -62,7 +63,7 @@ class Words:
             ends_of[number] = sizes[corpus.tokens[begin:end].numpy()].cumsum() - lead
         cut = [cut_words(text, heading) for text in documents]
         longest = max(len(words) for _, words in cut)
-        table = torch.zeros(5, len(documents), longest, dtype=torch.long)
+        table = torch.zeros(6, len(documents), longest, dtype=torch.long)
         names = torch.zeros(2, len(documents), dtype=torch.long)
         for number, (text, (name, words)) in enumerate(zip(documents, cut, strict=True)):
             begin, ends = int(corpus.starts[number]), ends_of[number]
@@ -78,7 +79,9 @@ class Words:
                 blank = word[0].isspace() and place(first + 1) > low
                 bare = word.lstrip()
                 capital = bare[0].isupper() or bare[0].isdigit()
-                table[:, number, column] = torch.tensor([begin + low, high - low, blank, capital, clause])
+                table[:, number, column] = torch.tensor(
+                    [begin + low, high - low, blank, word[0].isspace(), capital, clause]
+                )
                 clause += bool(CLAUSE_ENDS.search(bare))
         where = len(documents)
         extra_starts, extra_sizes = [], []
@@ -93,7 +96,8 @@ class Words:
             table[1],
             table[2],
             table[3].bool(),
-            table[4],
+            table[4].bool(),
+            table[5],
             names[0],
             names[1],
             torch.tensor(extra_starts),

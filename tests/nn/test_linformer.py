@@ -159,7 +159,7 @@ def test_dropout_is_for_training() -> None:
 
 
 def test_it_cannot_be_causal() -> None:
-    why = "mixes the whole row, the future included.*SelfAttention"
+    why = "mixes the whole row, the future included.*Local"
     with pytest.raises(ValueError, match=why):
         Linformer(WIDTH, HEADS, causal=True, length=LENGTH)
     layer = make()

@@ -1,0 +1,656 @@
+"""`torch.nn`'s Transformer classes, with the same constructors, calls and weights.
+
+    encoder layer   x ← Norm(x + Attention(x));  x ← Norm(x + FeedForward(x))
+    decoder layer   x ← Norm(x + Attention(x));  x ← Norm(x + Attention(x, memory));  x ← Norm(x + FeedForward(x))
+
+and with `norm_first` x ← x + Attention(Norm(x)) and so on. "Attention is all you need" (Vaswani et al. 2017), section
+3.1; the norm in front: "On layer normalization in the Transformer architecture" (Xiong et al. 2020), figure 1. A layer
+takes time O(T²·D + T·D·F), F being the width of the feed-forward net; attending to a memory adds O(T·S·D + S·D²).
+
+What torch does not have comes as keywords after torch's arguments:
+  `position`, `positions`   where tokens stand: a scheme of `positions.py`, for a layer or for a whole stack
+  `attention`               another mechanism of self-attention: a name of `headway.nn.ATTENTIONS`, or what builds one
+  `share_layers`            one layer, applied again and again
+
+A query with nothing to attend to gets zeros, never NaN. `recording.record_attention` shows every layer's weights.
+
+Shapes: B batch, T target length, S source length, D width. Inputs are (B, T, D) with `batch_first`, (T, B, D) without
+it, and (T, D) for a sequence by itself. Masks are torch's: bool and uint8 with nonzero = hidden, or floats to be added.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headway.errors import nearest
+from headway.nn.attention import Attention, causal_mask
+from headway.nn.dropout import Dropout
+from headway.nn.multihead import HIDDEN, IN_ATTENTION, MultiheadAttention, Packing, in_attention, placed, read_mask
+from headway.nn.positions import NAMES, InAttention, make_position
+
+Function = Callable[[Tensor], Tensor]
+Mechanism = str | Callable[..., Attention]
+Device = torch.device | str | None
+
+ACTIVATIONS: dict[str, Function] = {"relu": F.relu, "gelu": F.gelu}
+
+
+class TransformerEncoderLayer(nn.Module):
+    """Self-attention and a feed-forward net, as `torch.nn.TransformerEncoderLayer`.
+
+    `position` acts in the self-attention. `attention` builds another mechanism in its place, as in
+    `attention(d_model, nhead, dropout, causal=False, position=…)`: it has its own pattern, takes a key padding mask and
+    refuses a `src_mask`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Function = F.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        position: InAttention | str | None = None,
+        attention: Mechanism | None = None,
+    ) -> None:
+        super().__init__()
+        self.d_model, self.nhead = d_model, nhead
+        self.batch_first, self.norm_first = batch_first, norm_first
+        self.self_attn = self_attention(
+            attention, d_model, nhead, dropout, bias, batch_first, position, causal=False, device=device, dtype=dtype
+        )
+        self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias, device=device, dtype=dtype)
+        self.dropout = Dropout(dropout)
+        self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias, device=device, dtype=dtype)
+        self.norm1 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, device=device, dtype=dtype)
+        self.norm2 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, device=device, dtype=dtype)
+        self.dropout1 = Dropout(dropout)
+        self.dropout2 = Dropout(dropout)
+        self.activation = activation_named(activation)
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """src (B, S, D) → (B, S, D), with `src_mask` (S, S) or (B·H, S, S) and `src_key_padding_mask` (B, S)."""
+
+        def attend(x: Tensor) -> Tensor:
+            return attend_to_self(self.self_attn, x, src_mask, src_key_padding_mask, is_causal, self.batch_first)
+
+        return self.sublayers(src, attend)
+
+    def packed(self, rows: Tensor, packing: Packing) -> Tensor:
+        """The same for the tokens that count and nothing else: (N, D) → (N, D)."""
+        attention = cast(MultiheadAttention, self.self_attn)
+        return self.sublayers(rows, lambda x: attention.packed(x, packing))
+
+    def sublayers(self, x: Tensor, attend: Function) -> Tensor:
+        add, activation = in_memory_at_hand(self)
+
+        def feed_forward(x: Tensor) -> Tensor:
+            return self.linear2(self.dropout(activation(self.linear1(x))))
+
+        if self.norm_first:
+            x = add(x, self.dropout1(attend(self.norm1(x))))
+            return add(x, self.dropout2(feed_forward(self.norm2(x))))
+        x = self.norm1(add(x, self.dropout1(attend(x))))
+        return self.norm2(add(x, self.dropout2(feed_forward(x))))
+
+
+class TransformerDecoderLayer(nn.Module):
+    """Self-attention, attention to a memory and a feed-forward net, as `torch.nn.TransformerDecoderLayer`.
+
+    `position` and `attention` act in the self-attention, as in the encoder's layer. The mechanism is built causal, so a
+    causal `tgt_mask` says nothing new to it and any other is refused. The memory is attended to as ever.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Function = F.relu,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        position: InAttention | str | None = None,
+        attention: Mechanism | None = None,
+    ) -> None:
+        super().__init__()
+        self.d_model, self.nhead = d_model, nhead
+        self.batch_first, self.norm_first = batch_first, norm_first
+        self.self_attn = self_attention(
+            attention, d_model, nhead, dropout, bias, batch_first, position, causal=True, device=device, dtype=dtype
+        )
+        self.multihead_attn = MultiheadAttention(
+            d_model, nhead, dropout, bias, batch_first=batch_first, device=device, dtype=dtype
+        )
+        self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias, device=device, dtype=dtype)
+        self.dropout = Dropout(dropout)
+        self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias, device=device, dtype=dtype)
+        self.norm1 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, device=device, dtype=dtype)
+        self.norm2 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, device=device, dtype=dtype)
+        self.norm3 = nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, device=device, dtype=dtype)
+        self.dropout1 = Dropout(dropout)
+        self.dropout2 = Dropout(dropout)
+        self.dropout3 = Dropout(dropout)
+        self.activation = activation_named(activation)
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """tgt (B, T, D), memory (B, S, D) → (B, T, D), with `tgt_mask` (T, T) and `memory_mask` (T, S)."""
+
+        def attend(x: Tensor) -> Tensor:
+            return attend_to_self(self.self_attn, x, tgt_mask, tgt_key_padding_mask, tgt_is_causal, self.batch_first)
+
+        def recall(x: Tensor) -> Tensor:
+            return self.multihead_attn(
+                x,
+                memory,
+                memory,
+                key_padding_mask=memory_key_padding_mask,
+                need_weights=False,
+                attn_mask=memory_mask,
+                is_causal=memory_is_causal,
+            )[0]
+
+        def feed_forward(x: Tensor) -> Tensor:
+            return self.linear2(self.dropout(activation(self.linear1(x))))
+
+        add, activation = in_memory_at_hand(self)
+        x = tgt
+        if self.norm_first:
+            x = add(x, self.dropout1(attend(self.norm1(x))))
+            x = add(x, self.dropout2(recall(self.norm2(x))))
+            return add(x, self.dropout3(feed_forward(self.norm3(x))))
+        x = self.norm1(add(x, self.dropout1(attend(x))))
+        x = self.norm2(add(x, self.dropout2(recall(x))))
+        return self.norm3(add(x, self.dropout3(feed_forward(x))))
+
+
+class Stack(nn.Module):
+    """`num_layers` layers one after another: copies of one layer, or with `share_layers` that layer again and again.
+
+    `positions` is a name of `positions.NAMES` or a module. What acts on embeddings is added to the input. What acts in
+    attention goes into the self-attention of every layer: by name a new one for each, as a module the same one for all.
+    """
+
+    causal = False  # are the positions of its layers counted from later tokens to earlier ones only?
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        num_layers: int,
+        norm: nn.Module | None,
+        share_layers: bool,
+        positions: nn.Module | str | None,
+    ) -> None:
+        super().__init__()
+        copies = min(num_layers, 1) if share_layers else num_layers
+        self.layers = nn.ModuleList(copy.deepcopy(layer) for _ in range(copies))
+        self.num_layers = num_layers
+        self.norm = norm
+        inner = getattr(layer, "self_attn", None)
+        self.batch_first = bool(getattr(layer, "batch_first", getattr(inner, "batch_first", False)))
+        self.positions = self.take(positions, layer)
+
+    def take(self, positions: nn.Module | str | None, layer: nn.Module) -> nn.Module | None:
+        """Give every layer its scheme, or return the scheme that acts on the embeddings."""
+        if not isinstance(positions, nn.Module | str | None):
+            raise TypeError(f"positions are a {type(positions).__name__}; give a module or one of {', '.join(NAMES)}")
+        schemes = [scheme_for(positions, layer, self.causal) for _ in range(max(len(self.layers), 1))]
+        if not isinstance(schemes[0], InAttention):
+            return schemes[0]
+        for each, scheme in zip(self.layers, schemes, strict=False):
+            attention: Any = getattr(each, "self_attn", None)
+            if not hasattr(attention, "position"):
+                raise ValueError(f"{type(attention).__name__} takes no {type(scheme).__name__} positions")
+            if attention.position is not None:
+                raise ValueError(
+                    f"the layer has {type(attention.position).__name__} positions already: leave out position of the "
+                    "layer or positions of the stack"
+                )
+            attention.position = scheme
+        return None
+
+    def embed(self, x: Tensor) -> Tensor:
+        """The input with its positions, where they act on it."""
+        if self.positions is None:
+            return x
+        rows = to_rows(x, self.batch_first)
+        return from_rows(self.positions(rows, places(rows)), x, self.batch_first)
+
+    def sequence(self) -> list[nn.Module]:
+        """The layers in the order of their work."""
+        layers = list(self.layers)
+        return layers if len(layers) == self.num_layers else layers * self.num_layers
+
+
+class TransformerEncoder(Stack):
+    """A stack of encoder layers and a norm, as `torch.nn.TransformerEncoder`.
+
+    In inference (`eval()` and no gradients) with a bool or uint8 `src_key_padding_mask` and no `mask`, padding is not
+    computed, and the padded positions of the last layer are zeros. `enable_nested_tensor=False` turns that off;
+    `mask_check` is accepted and not needed, since padding may stand anywhere.
+    """
+
+    def __init__(
+        self,
+        encoder_layer: nn.Module,
+        num_layers: int,
+        norm: nn.Module | None = None,
+        enable_nested_tensor: bool = True,
+        mask_check: bool = True,
+        *,
+        share_layers: bool = False,
+        positions: nn.Module | str | None = None,
+    ) -> None:
+        super().__init__(encoder_layer, num_layers, norm, share_layers, positions)
+        self.enable_nested_tensor = enable_nested_tensor
+        self.mask_check = mask_check
+
+    def forward(
+        self,
+        src: Tensor,
+        mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool | None = None,
+    ) -> Tensor:
+        """src (B, S, D) → (B, S, D). With `is_causal` None it is found out whether `mask` is the causal one."""
+        causal = is_causal_mask(mask, length_of(src, self.batch_first)) if is_causal is None else is_causal
+        x = self.embed(src)
+        packing = None if causal or mask is not None else self.packing(src, src_key_padding_mask)
+        if packing is None:
+            for layer in self.sequence():
+                x = layer(x, src_mask=mask, is_causal=causal, src_key_padding_mask=src_key_padding_mask)
+        else:
+            rows = packing.pack(to_rows(x, self.batch_first))  # (N, D)
+            for layer in self.sequence():
+                rows = cast(TransformerEncoderLayer, layer).packed(rows, packing)
+            x = from_rows(packing.unpack(rows), src, self.batch_first)
+        return x if self.norm is None else self.norm(x)
+
+    def packing(self, src: Tensor, key_padding_mask: Tensor | None) -> Packing | None:
+        """The tokens that count, where it is possible to compute nothing else."""
+        if not self.enable_nested_tensor or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return None
+        if src.dim() != 3 or key_padding_mask is None or key_padding_mask.is_floating_point():
+            return None
+        if key_padding_mask.shape != to_rows(src, self.batch_first).shape[:2]:
+            return None  # attention will say what is wrong with it
+        if any(module.training for module in self.layers.modules()):
+            return None
+        if not all(type(layer) is TransformerEncoderLayer and as_built(layer) for layer in self.layers):
+            return None
+        return Packing(read_mask(key_padding_mask, "src_key_padding_mask")[0])
+
+
+class TransformerDecoder(Stack):
+    """A stack of decoder layers and a norm, as `torch.nn.TransformerDecoder`."""
+
+    causal = True
+
+    def __init__(
+        self,
+        decoder_layer: nn.Module,
+        num_layers: int,
+        norm: nn.Module | None = None,
+        *,
+        share_layers: bool = False,
+        positions: nn.Module | str | None = None,
+    ) -> None:
+        super().__init__(decoder_layer, num_layers, norm, share_layers, positions)
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """tgt (B, T, D), memory (B, S, D) → (B, T, D). With `tgt_is_causal` None it is found out from `tgt_mask`."""
+        length = length_of(tgt, self.batch_first)
+        causal = is_causal_mask(tgt_mask, length) if tgt_is_causal is None else tgt_is_causal
+        x = self.embed(tgt)
+        for layer in self.sequence():
+            x = layer(
+                x,
+                memory,
+                tgt_mask=tgt_mask,
+                memory_mask=memory_mask,
+                tgt_key_padding_mask=tgt_key_padding_mask,
+                memory_key_padding_mask=memory_key_padding_mask,
+                tgt_is_causal=causal,
+                memory_is_causal=memory_is_causal,
+            )
+        return x if self.norm is None else self.norm(x)
+
+
+class Transformer(nn.Module):
+    """Encoder and decoder, as `torch.nn.Transformer`: after the same `torch.manual_seed` it has the same weights.
+
+    `positions`, `attention` and `share_layers` act in both; the decoder's mechanisms are causal. Position schemes and
+    mechanisms begin with values of their own, everything else of more than one axis with Xavier's.
+    """
+
+    def __init__(
+        self,
+        d_model: int = 512,
+        nhead: int = 8,
+        num_encoder_layers: int = 6,
+        num_decoder_layers: int = 6,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Function = F.relu,
+        custom_encoder: nn.Module | None = None,
+        custom_decoder: nn.Module | None = None,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        positions: nn.Module | str | None = None,
+        attention: Mechanism | None = None,
+        share_layers: bool = False,
+    ) -> None:
+        super().__init__()
+        beyond_torch = positions is not None or attention is not None or share_layers
+        if beyond_torch and (custom_encoder is not None or custom_decoder is not None):
+            raise ValueError(
+                "positions, attention and share_layers do not reach into a custom_encoder or custom_decoder: give them "
+                "to TransformerEncoder, TransformerDecoder and their layers, and leave them out here"
+            )
+        self.d_model, self.nhead = d_model, nhead
+        self.batch_first = batch_first
+        shape = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias)
+        inside = attention is not None and (isinstance(positions, InAttention) or positions in IN_ATTENTION)
+        stack: dict[str, Any] = {"share_layers": share_layers, "positions": None if inside else positions}
+
+        def norm() -> nn.LayerNorm:
+            return nn.LayerNorm(d_model, eps=layer_norm_eps, bias=bias, device=device, dtype=dtype)
+
+        if custom_encoder is None:
+            encoder_layer = TransformerEncoderLayer(*shape, device=device, dtype=dtype)
+            custom_encoder = TransformerEncoder(encoder_layer, num_encoder_layers, norm(), **stack)
+        if custom_decoder is None:
+            decoder_layer = TransformerDecoderLayer(*shape, device=device, dtype=dtype)
+            custom_decoder = TransformerDecoder(decoder_layer, num_decoder_layers, norm(), **stack)
+        self.encoder, self.decoder = custom_encoder, custom_decoder
+        for part in (self.encoder, self.decoder) if attention is not None else ():
+            for layer in cast(Stack, part).layers:  # each is built by itself: copies would all begin alike
+                layer.self_attn = build_mechanism(
+                    cast(Mechanism, attention),
+                    d_model,
+                    nhead,
+                    dropout,
+                    cast(InAttention | str | None, positions if inside else None),
+                    causal=cast(Stack, part).causal,
+                    device=device,
+                    dtype=dtype,
+                )
+        self.reset_parameters()
+
+    def forward(
+        self,
+        src: Tensor,
+        tgt: Tensor,
+        src_mask: Tensor | None = None,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        src_is_causal: bool | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """src (B, S, D), tgt (B, T, D) → (B, T, D). Masks (S, S), (T, T), (T, S); padding (B, S), (B, T), (B, S)."""
+        self.check(src, tgt)
+        memory = self.encoder(src, mask=src_mask, src_key_padding_mask=src_key_padding_mask, is_causal=src_is_causal)
+        return self.decoder(
+            tgt,
+            memory,
+            tgt_mask=tgt_mask,
+            memory_mask=memory_mask,
+            tgt_key_padding_mask=tgt_key_padding_mask,
+            memory_key_padding_mask=memory_key_padding_mask,
+            tgt_is_causal=tgt_is_causal,
+            memory_is_causal=memory_is_causal,
+        )
+
+    def check(self, src: Tensor, tgt: Tensor) -> None:
+        shapes = f"src {tuple(src.shape)}, tgt {tuple(tgt.shape)}"
+        if src.dim() not in (2, 3) or src.dim() != tgt.dim():
+            raise ValueError(f"{shapes}: both must have 3 axes, or 2 for a sequence by itself")
+        if src.shape[-1] != self.d_model or tgt.shape[-1] != self.d_model:
+            raise ValueError(f"{shapes}: both must have d_model ({self.d_model}) features")
+        batch = 0 if self.batch_first else 1
+        if src.dim() == 3 and src.shape[batch] != tgt.shape[batch]:
+            raise ValueError(f"{shapes}: {src.shape[batch]} rows of source and {tgt.shape[batch]} of target")
+
+    def reset_parameters(self) -> None:
+        """Xavier for the matrices, in torch's order; position schemes and mechanisms are left as they are."""
+        others: list[nn.Module] = [m for m in self.modules() if isinstance(m, Attention | InAttention)]
+        others += [m.positions for m in self.modules() if isinstance(m, Stack) and m.positions is not None]
+        left = {id(parameter) for module in others for parameter in module.parameters()}
+        for parameter in self.parameters():
+            if parameter.dim() > 1 and id(parameter) not in left:
+                nn.init.xavier_uniform_(parameter)
+
+    @staticmethod
+    def generate_square_subsequent_mask(
+        sz: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """The causal mask as torch writes it, (sz, sz): −inf above the diagonal, 0 elsewhere."""
+        return torch.zeros(sz, sz, device=device, dtype=dtype).masked_fill(~causal_mask(sz, sz, device), HIDDEN)
+
+
+PARTS = (TransformerEncoderLayer, TransformerDecoderLayer, MultiheadAttention, nn.Linear, nn.LayerNorm, Dropout)
+
+
+def self_attention(
+    attention: Mechanism | None,
+    width: int,
+    heads: int,
+    dropout: float,
+    bias: bool,
+    batch_first: bool,
+    position: InAttention | str | None,
+    causal: bool,
+    device: Device,
+    dtype: torch.dtype | None,
+) -> MultiheadAttention | Attention:
+    """torch's attention, or the mechanism that was asked for."""
+    if attention is not None:
+        return build_mechanism(attention, width, heads, dropout, position, causal, device, dtype)
+    scheme = in_attention(position, width, heads, causal, device, dtype)
+    return MultiheadAttention(
+        width, heads, dropout, bias, batch_first=batch_first, device=device, dtype=dtype, position=scheme
+    )
+
+
+def build_mechanism(
+    attention: Mechanism,
+    width: int,
+    heads: int,
+    dropout: float,
+    position: InAttention | str | None,
+    causal: bool,
+    device: Device,
+    dtype: torch.dtype | None,
+) -> Attention:
+    if isinstance(attention, str):
+        from headway.nn import ATTENTIONS  # here, since the package imports this module
+
+        if attention not in ATTENTIONS:
+            raise ValueError(f"attention {attention!r} is unknown{nearest(attention, ATTENTIONS)}")
+        attention = cast(Callable[..., Attention], ATTENTIONS[attention])
+    scheme = in_attention(position, width, heads, causal, device, dtype)
+    try:
+        mechanism = attention(width, heads, dropout, causal=causal, position=scheme)
+    except ValueError as error:
+        name = getattr(getattr(attention, "func", attention), "__name__", "…")
+        error.add_note(f"options of {name}: attention=functools.partial({name}, …)")
+        raise
+    if not isinstance(mechanism, Attention):
+        raise TypeError(
+            f"attention built a {type(mechanism).__name__}; give what builds a headway.nn.Attention, "
+            "as in functools.partial(BigBird, window=3), or the name of one"
+        )
+    return mechanism.to(device=device, dtype=dtype)
+
+
+def attend_to_self(
+    attention: nn.Module,
+    x: Tensor,
+    mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    is_causal: bool,
+    batch_first: bool,
+) -> Tensor:
+    """What x takes from itself, by torch's attention or by another mechanism: the shape of x."""
+    if not isinstance(attention, Attention):
+        return attention(
+            x, x, x, key_padding_mask=key_padding_mask, need_weights=False, attn_mask=mask, is_causal=is_causal
+        )[0]
+    name = type(attention).__name__
+    if attention.causal:
+        if not (mask is None or is_causal or is_causal_mask(mask, length_of(x, batch_first))):
+            raise ValueError(f"{name} has its own pattern, which is causal: give it no other mask")
+    elif mask is not None or is_causal:
+        raise ValueError(f"{name} has its own pattern, which is not causal: give it key padding, no mask")
+    rows = to_rows(x, batch_first)  # (B, T, D)
+    keep = None if key_padding_mask is None else tokens_that_count(key_padding_mask, rows, name)
+    return from_rows(attention(rows, positions=places(rows), mask=keep), x, batch_first)
+
+
+def as_built(layer: nn.Module) -> bool:
+    """Is the layer made of this module's own parts, none exchanged and none watched by a hook?
+
+    Then nobody sees what passes between its parts, and it may be computed in another way.
+    """
+    return all(
+        (type(module) in PARTS or isinstance(module, InAttention))
+        and not (module._forward_hooks or module._forward_pre_hooks)
+        for module in layer.modules()
+    )
+
+
+def in_memory_at_hand(layer: TransformerEncoderLayer | TransformerDecoderLayer) -> tuple[Callable, Function]:
+    """x + y and the activation, written over y where nobody looks at it again: new memory costs as much as they do."""
+    if torch.compiler.is_compiling() or not as_built(layer):
+        return torch.add, layer.activation
+    activation = torch.relu_ if layer.activation is F.relu else layer.activation
+
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        return y.add_(x) if x.dtype == y.dtype else x + y
+
+    return add, activation
+
+
+def tokens_that_count(key_padding_mask: Tensor, rows: Tensor, name: str) -> Tensor:
+    """(B, T), True = counts, from torch's key padding mask."""
+    if key_padding_mask.shape not in (rows.shape[:2], rows.shape[1:2] if len(rows) == 1 else None):
+        raise ValueError(
+            f"the key padding mask has the shape {tuple(key_padding_mask.shape)}; {tuple(rows.shape[:2])} is wanted"
+        )
+    keep, bias = read_mask(key_padding_mask, "the key padding mask")
+    if bias is not None and bias.any():
+        raise ValueError(f"{name} takes tokens or leaves them: its float key padding mask may hold 0 and -inf only")
+    return keep.view(rows.shape[:2])
+
+
+def scheme_for(positions: nn.Module | str | None, layer: nn.Module, causal: bool) -> nn.Module | None:
+    """The scheme for a stack of such layers: as given, or a new one of this name."""
+    if not isinstance(positions, str):
+        return positions
+    if positions not in NAMES:
+        raise ValueError(f"positions {positions!r} are unknown{nearest(positions, NAMES)}")
+    inner = getattr(layer, "self_attn", None)
+    width = getattr(layer, "d_model", getattr(inner, "embed_dim", None))
+    heads = getattr(layer, "nhead", getattr(inner, "num_heads", None))
+    if width is None or heads is None:
+        raise ValueError(f"{type(layer).__name__} does not tell its width and heads: give positions as a module")
+    if positions == "learned":
+        raise ValueError(
+            "learned positions are a table of a fixed length: give the table itself, "
+            f"as in positions=Learned(512, {width}) for 512 tokens"
+        )
+    scheme = make_position(positions, width, heads, causal=causal)
+    like = next(layer.parameters())
+    return None if scheme is None else placed(scheme, like.device, like.dtype)
+
+
+def is_causal_mask(mask: Tensor | None, length: int) -> bool:
+    """Does this mask of torch hide the later tokens and nothing else?"""
+    if mask is None or mask.shape != (length, length) or mask.requires_grad or torch.compiler.is_compiling():
+        return False
+    allowed, bias = read_mask(mask, "the attention mask")
+    return torch.equal(allowed, causal_mask(length, length, mask.device)) and (bias is None or not bias.any())
+
+
+def to_rows(x: Tensor, batch_first: bool) -> Tensor:
+    """(B, T, D), (T, B, D) or (T, D), as torch's inputs come, → (B, T, D)."""
+    if x.dim() == 2:
+        return x[None]
+    return x if batch_first else x.transpose(0, 1)
+
+
+def from_rows(rows: Tensor, like: Tensor, batch_first: bool) -> Tensor:
+    """(B, T, D) → the axes of `like`."""
+    if like.dim() == 2:
+        return rows[0]
+    return rows if batch_first else rows.transpose(0, 1)
+
+
+def length_of(x: Tensor, batch_first: bool) -> int:
+    return to_rows(x, batch_first).shape[1]
+
+
+def places(rows: Tensor) -> Tensor:
+    """0 … T − 1 for rows (B, T, D)."""
+    return torch.arange(rows.shape[1], device=rows.device)
+
+
+def activation_named(activation: str | Function) -> Function:
+    if not isinstance(activation, str):
+        return activation
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation {activation!r} is unknown{nearest(activation, ACTIVATIONS)}; or give a function")
+    return ACTIVATIONS[activation]

@@ -1,0 +1,139 @@
+"""Streams: several tasks in one step add up as their weights say, and a run of them can be stopped anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import headway
+from headway.configuration import load_settings
+from headway.errors import SettingsError
+from headway.tasks.base import next_token_loss
+from headway.training.engine import Plain
+from headway.training.loop import TrainingSettings, steps_at
+from headway.training.optimizer import build_optimizer
+from headway.training.order import Shuffled
+from headway.training.streams import Stream, by_length
+from tests.conftest import tiny_gpt
+
+STREAMS = """
+[streams.text]
+rows = 3
+weight = 0.5
+length = 32
+[streams.text.task]
+name = "span_corruption"
+corpus = "wiki.txt"
+[streams.late]
+rows = 2
+start = 0.5
+[streams.late.task]
+name = "language_modelling"
+corpus = "wiki.txt"
+"""
+
+
+@pytest.fixture
+def mixed(run_file: Path) -> Path:
+    path = run_file.with_name("mixed.toml")
+    path.write_text(run_file.read_text() + STREAMS)
+    return path
+
+
+class Rows:
+    """A task whose rows are given: what a stream needs of it."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.table, self.examples, self.width = rows, len(rows), rows.shape[1] - 1
+
+    def noise(self, count: int, generator: torch.Generator) -> torch.Tensor:
+        return torch.empty(0, count)
+
+    def make(self, rows: torch.Tensor, noise: torch.Tensor):
+        from headway.tasks import Batch
+
+        return Batch.next_token(self.table[rows], torch.full((len(rows),), self.width + 1))
+
+
+def test_the_loss_is_the_weighted_sum_of_the_streams_means() -> None:
+    torch.manual_seed(0)
+    model = tiny_gpt("rotary")
+    tasks = [Rows(torch.randint(1, 19, (5, width))) for width in (9, 17)]
+    streams = [
+        Stream(f"s{i}", task, 4, Shuffled(5, 4, i), i, weight)
+        for i, (task, weight) in enumerate(zip(tasks, (1.0, 0.3), strict=True))
+    ]
+    expected = 0.0
+    for stream in streams:
+        batch = stream.batch(0)
+        expected += stream.weight * float(next_token_loss(model, batch)) / batch.learned()
+    optimizer = build_optimizer(model, TrainingSettings())
+    done = Plain(model, streams, optimizer, 0, torch.float32, 1.0).step(0, 1.0)
+    assert float(done.loss) == pytest.approx(expected, rel=1e-6)
+    assert done.tokens == 4 * 8 + 4 * 16
+
+
+def test_a_step_without_a_finite_gradient_changes_no_weight() -> None:
+    model = tiny_gpt("rotary")
+    with torch.no_grad():
+        model.head.weight[0, 0] = float("inf")
+    before = [parameter.clone() for parameter in model.parameters()]
+    stream = Stream("s", Rows(torch.randint(1, 19, (5, 9))), 4, Shuffled(5, 4, 0), 0)
+    done = Plain(model, [stream], build_optimizer(model, TrainingSettings()), 0, torch.float32, 1.0).step(0, 1.0)
+    assert not done.norm.isfinite()
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def test_streams_of_like_length_run_together() -> None:
+    streams = [
+        Stream(str(width), Rows(torch.ones(2, width + 1, dtype=torch.long)), 1, Shuffled(2, 1, 0), 0)
+        for width in (40, 128, 66, 72, 127)
+    ]
+    assert [[stream.name for stream in group] for group in by_length(streams)] == [["128", "127"], ["72", "66"], ["40"]]
+
+
+def test_a_run_of_streams_can_be_stopped_after_any_step(mixed: Path, tmp_path: Path) -> None:
+    whole = headway.train(mixed, tmp_path / "whole")
+    for stop in (7, 8, 9):  # in the second stage, before and after the late stream begins
+        directory = tmp_path / f"stopped-{stop}"
+
+        class Enough(Exception):
+            pass
+
+        def watch(record, stop=stop) -> None:
+            if record["step"] == stop:
+                raise Enough
+
+        with pytest.raises(Enough):
+            headway.train(mixed, directory, watch=watch)
+        again = headway.train(mixed, directory, resume=True)
+        for name, tensor in whole.model.state_dict().items():
+            assert torch.equal(tensor, again.model.state_dict()[name]), (stop, name)
+
+
+def test_streams_survive_the_run_file(mixed: Path) -> None:
+    settings = load_settings(mixed)
+    again = load_settings(settings.tables())
+    assert again == settings and list(again.streams) == ["text", "late"]
+    assert Path(settings.streams["text"].task.corpus).is_absolute()
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"streams": 3}, r"\[streams\] must hold a table a stream"),
+        ({"streams": {"a": 3}}, r"\[streams.a\] must be a table"),
+        ({"streams": {"a": {}}}, r"streams.a.task.name: missing"),
+        ({"streams": {"a": {"row": 3}}}, r"streams.a.row: unknown key; did you mean 'rows'"),
+        ({"streams": {"a": {"start": 0.5, "end": 0.5}}}, "0.5 is not after its start"),
+    ],
+)
+def test_what_is_wrong_with_a_stream_is_named(tables, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load_settings({"task": {"name": "language_modelling", "corpus": "x"}, **tables})
+
+
+def test_a_share_of_the_steps_or_a_number() -> None:
+    assert [steps_at(share, 200) for share in (0.0, 0.25, 1.0, 30.0)] == [0, 50, 200, 30]

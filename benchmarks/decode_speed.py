@@ -22,8 +22,8 @@ from headway.console import Lines
 from headway.models import CausalModel
 from headway.run import build_tokenizer
 from headway.tasks import QuestionAnswering
+from headway.tasks.base import next_token_loss
 from headway.training.device import describe_machine
-from headway.training.loop import accumulate
 from headway.training.order import Shuffled, generator
 
 
@@ -59,7 +59,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4)
     order = Shuffled(task.examples, 32, 0)
     for step in range(options.train_steps):
-        accumulate(model, task, task.batch(order.rows(step), generator(0)), 2, torch.device("cpu"))
+        batch = task.batch(order.rows(step), generator(0)).trimmed()
+        (next_token_loss(model, batch) / batch.learned()).backward()
         optimizer.step()
         optimizer.zero_grad()
     model.eval()

@@ -12,20 +12,43 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from headway.configuration import load_settings
 from headway.console import Lines
+from headway.models import CausalModel
 from headway.run import build_tokenizer
 from headway.tasks import Batch
 from headway.tasks.base import IGNORE, next_token_loss
 from headway.training.device import describe_machine
-from headway.training.loop import accumulate, clip, pieces_of
-from headway.training.optimizer import build_optimizer
-from headway.training.order import Shuffled, generator
+from headway.training.engine import Engine, Outcome, Plain, clip_gradients
+from headway.training.optimizer import Optimizer, build_optimizer
+from headway.training.order import Shuffled
+from headway.training.streams import Stream
+
+
+@dataclass
+class Padded(Engine):
+    """The plain loop: every row padded to the block, one batch, one mean."""
+
+    model: CausalModel
+    stream: Stream
+    optimizer: Optimizer
+    width: int
+    clip: float
+
+    def step(self, step: int, rate: float) -> Outcome:
+        batch = self.stream.batch(step)
+        loss = next_token_loss(self.model, padded_to(batch, self.width)) / batch.learned()
+        loss.backward()
+        norm = clip_gradients(self.model, self.clip)
+        self.optimizer.step_unless_infinite(norm)
+        self.optimizer.zero_grad()
+        return Outcome(batch.tokens, loss.detach(), norm)
 
 
 def padded_to(batch: Batch, width: int) -> Batch:
@@ -46,40 +69,32 @@ def main() -> None:
     tokenizer = build_tokenizer(settings, Lines())
     task = settings.pretraining.task.build(tokenizer, settings.model.block)
     task.load()
-    device = torch.device("cpu")
-    order = Shuffled(task.examples, training.batch_size, 0)
-    making = []
+    stream = Stream("pretraining", task, training.batch_size, Shuffled(task.examples, training.batch_size, 0), 0)
 
-    def batch_of(step: int) -> Batch:
-        began = time.perf_counter()
-        batch = task.batch(order.rows(step), generator(0, step))
-        making.append(time.perf_counter() - began)
-        return batch
-
-    def measure(headway: bool) -> tuple[float, float]:
+    def measure(engine_of: Callable[[CausalModel, Optimizer], Engine]) -> tuple[float, float]:
         """(useful tokens a second, seconds a step), the first step left out."""
         torch.manual_seed(0)
         model = settings.model.build(len(tokenizer)).train()
-        optimizer = build_optimizer(model, training)
-        tokens = 0
-        for step in range(options.steps + 1):
-            if step == 1:
-                began, tokens = time.perf_counter(), 0
-            batch = batch_of(step)
-            if headway:
-                accumulate(model, task, batch, pieces_of(training, batch, device), device)
-            else:
-                (next_token_loss(model, padded_to(batch, settings.model.block - 1)) / batch.learned()).backward()
-            clip(model, training.clip)
-            optimizer.step()
-            optimizer.zero_grad()
-            tokens += batch.tokens
+        engine = engine_of(model, build_optimizer(model, training))
+        engine.step(0, 1.0)
+        began = time.perf_counter()
+        tokens = sum(engine.step(step, 1.0).tokens for step in range(1, options.steps + 1))
         seconds = time.perf_counter() - began
         return tokens / seconds, seconds / options.steps
 
-    ours, step_time = measure(headway=True)
-    plain, plain_time = measure(headway=False)
-    share = sorted(making)[len(making) // 2] / step_time
+    def ours_of(model: CausalModel, optimizer: Optimizer) -> Engine:
+        return Plain(model, [stream], optimizer, 0, torch.float32, training.clip)
+
+    def padded_of(model: CausalModel, optimizer: Optimizer) -> Engine:
+        return Padded(model, stream, optimizer, settings.model.block - 1, training.clip)
+
+    began = time.perf_counter()
+    for step in range(20):
+        stream.batch(step)
+    making = (time.perf_counter() - began) / 20
+    ours, step_time = measure(ours_of)
+    plain, plain_time = measure(padded_of)
+    share = making / step_time
     print(f"{describe_machine()}, {options.steps} steps each")
     print(f"plain padded loop   {plain:8,.0f} useful tokens/s   {plain_time:.2f} s a step")
     print(f"Headway             {ours:8,.0f} useful tokens/s   {step_time:.2f} s a step")

@@ -21,7 +21,7 @@ from headway.models import MODELS
 from headway.settings import override, read, read_kind, read_toml, setting, to_table, to_toml
 from headway.tasks import TASKS
 from headway.text import KINDS
-from headway.training.loop import StreamSettings, TrainingSettings
+from headway.training.loop import StreamSettings, TrainingSettings, steps_at
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -123,6 +123,7 @@ def load_settings(source: str | Path | dict[str, Any], overrides: Iterable[str] 
         read_streams(tables.get("streams", {}), problems),
         name,
     )
+    problems += never_on(settings)
     if settings.pretraining is not None and settings.pretraining.training is not None:
         problems += idle_settings(settings.pretraining.training)
     if problems:
@@ -152,6 +153,16 @@ def read_stage(table: Any, problems: list[str]) -> StageSettings:
     )
 
 
+def never_on(settings: RunSettings) -> Iterator[str]:
+    """Streams that would be read and take part in no step."""
+    for name, side in settings.streams.items():
+        if side.stream is None or settings.training is None or settings.training.steps == 0:
+            continue
+        first, end = (steps_at(share, settings.training.steps) for share in (side.stream.start, side.stream.end))
+        if first >= min(end, settings.training.steps):
+            yield f"streams.{name}: from step {first} up to {end} of {settings.training.steps} it takes part in no step"
+
+
 def read_streams(tables: Any, problems: list[str]) -> dict[str, SideSettings]:
     if not isinstance(tables, dict):
         problems.append(f"[streams] must hold a table a stream, as [streams.facts], not {tables!r}")
@@ -165,8 +176,6 @@ def read_streams(tables: Any, problems: list[str]) -> dict[str, SideSettings]:
         own = {key: value for key, value in table.items() if key != "task"}
         task = read_kind(TASKS, "name", None, table.get("task", {}), f"{place}.task", problems)
         stream = read(StreamSettings, own, place, problems)
-        if stream is not None and 1 >= stream.end <= stream.start:
-            problems.append(f"{place}.end: {stream.end:g} is not after its start ({stream.start:g})")
         streams[name] = SideSettings(task, stream)
     return streams
 

@@ -183,7 +183,11 @@ def override(tables: dict[str, Any], assignment: str) -> str:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise SettingsError([f"--set {assignment!r}: '{part}' is a value, not a section"])
-    table[parts[-1]] = toml_or_text(text)
+    value, before = toml_or_text(text), table.get(parts[-1])
+    if isinstance(before, dict) and isinstance(value, str):  # the name of a kind, whose settings were given first
+        before["kind"] = value
+    else:
+        table[parts[-1]] = value
     return ".".join(parts)
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from headway.nn import ATTENTIONS, Attention, InAttention
+from headway.nn.synthesizer import PARTS as MIXTURE_PARTS
 from headway.settings import setting
 
-IN_ATTENTION = ("relative", "rotary", "alibi", "t5")  # the position schemes that need queries and keys
-PARTS = ("dense", "random", "factorised-dense", "factorised-random", "dot-product")
+PARTS = tuple(MIXTURE_PARTS)
 
 
 @dataclass
@@ -54,7 +54,7 @@ class LocalSettings(AttentionSettings):
 @dataclass
 class BigBirdSettings(AttentionSettings):
     kind: str = setting("bigbird", "which attention")
-    block: int = setting(16, "positions in a block", least=1)
+    block: int = setting(64, "positions in a block", least=1)
     window: int = setting(3, "blocks in the window, the own one in the middle; odd", least=1)
     globals: int = setting(1, "blocks at the beginning that everybody looks at", least=0)
     randoms: int = setting(2, "blocks chosen by chance, once", least=0)
@@ -99,6 +99,8 @@ class MixtureSettings(AttentionSettings):
         unknown = [part for part in self.parts if part not in PARTS]
         if unknown or not self.parts:
             yield "parts", f"{unknown or 'an empty list'}: a mixture is made of {', '.join(PARTS)}"
+        elif len(set(self.parts)) < len(self.parts):
+            yield "parts", f"{self.parts}: each part once"
 
 
 OWN_SETTINGS: dict[str, type[AttentionSettings]] = {

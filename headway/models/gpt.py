@@ -15,9 +15,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from headway.models.attentions import IN_ATTENTION, KINDS
+from headway.errors import SettingsError, nearest
+from headway.models.attentions import KINDS
 from headway.models.base import CausalModel
 from headway.nn import Attention, Block, Cache, FeedForward, InAttention, make_position
+from headway.nn.positions import IN_ATTENTION
 from headway.nn.positions import NAMES as POSITIONS
 from headway.settings import setting
 
@@ -41,6 +43,8 @@ class GPTSettings:
 
     def __post_init__(self) -> None:
         if isinstance(self.attention, str):
+            if self.attention not in KINDS:
+                raise SettingsError([f"model.attention = {self.attention!r}: unknown{nearest(self.attention, KINDS)}"])
             self.attention = KINDS[self.attention](kind=self.attention)
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -53,6 +57,9 @@ class GPTSettings:
             )
         if self.positions == "sinusoidal" and self.width % 2:
             yield "width", f"sinusoidal positions come in pairs: width ({self.width}) must be even"
+        length = getattr(self.attention, "length", 0)
+        if 0 < length < self.block - 1:  # a row of block tokens has one input less
+            yield "attention.length", f"{length} columns are too few for rows of model.block = {self.block}"
         if self.positions in IN_ATTENTION and self.attention is not None and not self.attention.has_keys:
             yield (
                 "positions",

@@ -39,6 +39,8 @@ class PerceiverGPTSettings(GPTSettings):
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()
+        if 0 < getattr(self.attention, "length", 0) < self.bottleneck:
+            yield "attention.length", f"fewer columns ({self.attention.length}) than latents ({self.bottleneck})"
         if self.layers < 2:
             yield "layers", f"one layer reads and one writes, so {self.layers} is too few; at least 2"
 
@@ -74,6 +76,10 @@ class PerceiverGPT(GPT):
             Block(s.width, self.make_attention(s.bottleneck), self.make_feed_forward(), s.dropout)
             for _ in range(s.layers - 2)
         )
+
+    @property
+    def context(self) -> int:
+        return self.settings.block
 
     def hidden(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         x, positions = self.embed(tokens, cache)

@@ -11,7 +11,7 @@ Shapes: B batch, T queries, S keys, D width, H heads, K head width. Masks are bo
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
@@ -84,12 +84,23 @@ def join_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
+def clear(out: Tensor, mixed: Tensor, mask: Tensor | None) -> Tensor:
+    """Zeros, not the output's bias, for positions that took nothing from anybody; only padding (`mask`) makes any."""
+    return out if mask is None else out.masked_fill((mixed == 0).all(-1, keepdim=True), 0.0)
+
+
+def plain(linear: nn.Module) -> bool:
+    """Whether its weight and bias say all about it: nothing put in its place, nobody watching."""
+    watched = linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks
+    return type(linear) is nn.Linear and linear.bias is not None and not watched
+
+
 def check_heads(width: int, heads: int) -> None:
     if heads < 1 or width % heads:
         raise ValueError(f"heads ({heads}) must divide width ({width})")
 
 
-class Attention(nn.Module):
+class Attention(nn.Module, ABC):
     """What a layer asks of its self-attention, whichever mechanism it is.
 
     Every mechanism is built as `Mechanism(width, heads, dropout, causal=…, length=…, position=…, its own options)`:
@@ -99,14 +110,19 @@ class Attention(nn.Module):
 
     causal: bool
 
+    def take_position(self, scheme: InAttention) -> None:
+        """Let a scheme act in this attention, where there is something for it to act on."""
+        raise ValueError(f"{type(self).__name__} has no queries and keys for {type(scheme).__name__} to act on")
+
     @abstractmethod
     def forward(
         self, x: Tensor, positions: Tensor, cache: LayerCache | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """x (B, T, D), positions (T,) or (B, T) → (B, T, D).
 
-        `mask` (B, T) is True where a token counts: nobody looks at the others. With this layer's `cache` (causal
-        attention only), x continues the cache's rows at `positions` (B, T), and no mask is needed.
+        `mask` (B, T) is True where a token counts: nobody looks at the others, and who has nobody to look at gets
+        zeros. With this layer's `cache` (causal attention only), x continues the cache's rows at `positions` (B, T),
+        and no mask is needed.
         """
 
     @abstractmethod
@@ -152,12 +168,18 @@ class SelfAttention(Attention):
         else:
             k, v = cache.extend(k, v, positions)
             heads = self.step(q, k.to(q.dtype), v.to(q.dtype), positions)
-        return self.output(join_heads(heads))
+        mixed = join_heads(heads)
+        return clear(self.output(mixed), mixed, mask)
+
+    def take_position(self, scheme: InAttention) -> None:
+        if self.position is not None:
+            raise ValueError(f"it has {type(self.position).__name__} positions already; leave one of the two out")
+        self.position = scheme
 
     def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of every head, (B, H, T, K) each, turned to their positions."""
         linears = (self.query, self.key, self.value)
-        if x.is_cuda:  # one product instead of three: small ones do not fill a GPU
+        if x.is_cuda and all(plain(each) for each in linears):  # one product for three: small ones do not fill a GPU
             packed = F.linear(
                 x, torch.cat([each.weight for each in linears]), torch.cat([each.bias for each in linears])
             )

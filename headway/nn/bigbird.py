@@ -55,7 +55,7 @@ class BigBird(BlockSparse):
         pattern = draw_pattern(-(-length // block), window, globals, randoms, causal)
         self.register_buffer("pattern", pattern)
 
-    def key_blocks(self, blocks: int) -> Tensor:
+    def key_blocks(self, blocks: int, device: torch.device) -> Tensor:
         if blocks > len(self.pattern):
             raise ValueError(
                 f"a row of {blocks} blocks of {self.block}, and this BigBird was built for {self.length} positions"

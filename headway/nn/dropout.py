@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 LEVELS = 2**16  # what 16 bits tell apart
 FEW = 2048  # elements up to which torch's own way is the quicker one
@@ -27,11 +28,18 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
         raise ValueError(f"dropout is a probability between 0 and 1, not {p}")
     if not training or p == 0.0:
         return x
-    if p == 1.0 or x.numel() <= FEW or x.device.type != "cpu" or torch.compiler.is_compiling():
+    if p == 1.0 or x.numel() <= FEW or x.device.type != "cpu" or not has_values(x):
         return F.dropout(x, p)
     dropped = min(round(p * LEVELS), LEVELS - 1)  # of LEVELS equally likely values, those that drop
     kept = torch.ge(sixteen_bits(x.shape), dropped - LEVELS // 2, out=torch.empty_like(x))
     return x * kept.mul_(LEVELS / (LEVELS - dropped))
+
+
+def has_values(x: Tensor) -> bool:
+    """Whether x holds numbers that can be looked at: not while compiling, inside torch.func, or for a fake tensor."""
+    return not (
+        torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x) or isinstance(x, FakeTensor)
+    )
 
 
 def sixteen_bits(shape: torch.Size) -> Tensor:

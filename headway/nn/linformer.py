@@ -14,14 +14,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from headway.nn.attention import Attention, attend, check_heads, join_heads, split_heads
+from headway.nn.attention import Attention, attend, check_heads, clear, join_heads, split_heads
 from headway.nn.cache import LayerCache
 from headway.nn.positions import InAttention
 from headway.nn.synthesizer import check_places, columns_at, known_length
 
 NOT_CAUSAL = (
     "Linformer cannot be causal: each of its projected keys mixes the whole row, the future included. Linear in "
-    "T and causal are Local, BigBird and Perceiver"
+    "T and causal are Local and BigBird"
 )
 
 
@@ -53,11 +53,6 @@ class Linformer(Attention):
         check_heads(width, heads)
         if causal:
             raise ValueError(NOT_CAUSAL)
-        if position is not None and adds_to_pairs(position):
-            raise ValueError(
-                f"Linformer has no scores of pairs for {type(position).__name__} to add to: take Rotary, or positions "
-                "on the embeddings"
-            )
         self.length = known_length("Linformer", length)
         projected = min(128, self.length) if projected is None else projected
         if projected < 1:
@@ -65,7 +60,9 @@ class Linformer(Attention):
         self.heads = heads
         self.causal = False
         self.dropout = dropout
-        self.position = position
+        self.position: InAttention | None = None
+        if position is not None:
+            self.take_position(position)
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
         self.value = nn.Linear(width, width)
@@ -79,7 +76,16 @@ class Linformer(Attention):
             raise ValueError(NOT_CAUSAL)
         q, k = self.compare(x, positions, mask)
         v = self.projection(-1, positions, mask) @ split_heads(self.value(x), self.heads)
-        return self.output(join_heads(attend(q, k, v, dropout=self.dropout if self.training else 0.0)))
+        mixed = join_heads(attend(q, k, v, dropout=self.dropout if self.training else 0.0))
+        return clear(self.output(mixed), mixed, mask)
+
+    def take_position(self, scheme: InAttention) -> None:
+        if adds_to_pairs(scheme):
+            raise ValueError(
+                f"Linformer has no scores of pairs for {type(scheme).__name__} to add to: take Rotary, or positions "
+                "on the embeddings"
+            )
+        self.position = scheme
 
     def compare(self, x: Tensor, positions: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Queries (B, H, T, K) and projected keys (B, H, k, K)."""

@@ -35,9 +35,9 @@ class Local(BlockSparse):
         self.reach = reach
         self.block = max(16, reach)  # a block's neighbours are then all in the blocks beside it
 
-    def key_blocks(self, blocks: int) -> Tensor:
-        offsets = torch.tensor([-1, 0] if self.causal else [-1, 0, 1])
-        table = torch.arange(blocks)[:, None] + offsets
+    def key_blocks(self, blocks: int, device: torch.device) -> Tensor:
+        offsets = torch.arange(-1, 1 if self.causal else 2, device=device)  # the block before, its own, the one behind
+        table = torch.arange(blocks, device=device)[:, None] + offsets
         return table.masked_fill(table >= blocks, -1)
 
     def near(self, t: Tensor, s: Tensor) -> Tensor:

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from headway.errors import nearest
 from headway.nn.attention import causal_mask
 from headway.nn.dropout import dropout as drop
-from headway.nn.positions import InAttention, make_position
+from headway.nn.dropout import has_values
+from headway.nn.positions import IN_ATTENTION, InAttention, make_position
 
 HIDDEN = float("-inf")
-IN_ATTENTION = ("rotary", "relative", "alibi", "t5")
 
 
 class MultiheadAttention(nn.Module):
@@ -35,7 +35,8 @@ class MultiheadAttention(nn.Module):
     Arguments, defaults, state dict and initial values are those of `torch.nn.MultiheadAttention`. Beyond torch,
     `position` is a scheme for self-attention (an `InAttention` or a name: rotary, relative, alibi, t5): queries and
     keys then stand at 0 … T − 1 of the same sequence, and keys of another length are refused. Keys that `add_bias_kv`
-    and `add_zero_attn` append stand nowhere and are seen by all.
+    and `add_zero_attn` append stand nowhere and are seen by all (by torch's fused causal path
+    they are not).
     """
 
     def __init__(
@@ -112,8 +113,7 @@ class MultiheadAttention(nn.Module):
         (B, H, T, S) without `average_attn_weights`; in training they are those after dropout, as in torch.
         """
         self.check(query, key, value)
-        if is_causal and key_padding_mask is None and not need_weights:
-            attn_mask = None
+        attn_mask = self.in_force(attn_mask, key_padding_mask, is_causal, need_weights)
         q, k, v = (self.split(x) for x in self.project(query, key, value))
         allowed, bias = self.read_masks(q, k, key_padding_mask, attn_mask)
         causal = is_causal and attn_mask is None
@@ -136,13 +136,33 @@ class MultiheadAttention(nn.Module):
         key_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
+        need_weights: bool = True,
     ) -> Tensor:
-        """How much of each key every query takes, before dropout: (B, H, T, S). For looking at, not for training."""
+        """How much of each key every query takes, before dropout: (B, H, T, S). For looking at, not for training.
+
+        With `need_weights=False` they are those of a forward pass that does not return them.
+        """
         self.check(query, key, value)
+        attn_mask = self.in_force(attn_mask, key_padding_mask, is_causal, need_weights)
         q, k, v = (self.split(x) for x in self.project(query, key, value))
         allowed, bias = self.read_masks(q, k, key_padding_mask, attn_mask)
         _, weights, _ = self.mix(q, k, v, allowed, bias, is_causal and attn_mask is None, 0.0, need_weights=True)
         return cast(Tensor, weights)
+
+    def in_force(
+        self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool, need_weights: bool
+    ) -> Tensor | None:
+        """The mask that counts: where `is_causal` alone says it all, torch does not look at `attn_mask`, nor do we."""
+        return None if is_causal and key_padding_mask is None and not need_weights else attn_mask
+
+    def take_position(self, scheme: InAttention) -> None:
+        """Let a scheme act in this attention, which must not have one yet."""
+        if self.position is not None:
+            raise ValueError(
+                f"the layer has {type(self.position).__name__} positions already: leave out position of the layer or "
+                "positions of the stack"
+            )
+        self.position = scheme
 
     def packed(self, rows: Tensor, packing: Packing) -> Tensor:
         """Self-attention of the tokens that count and nothing else: (N, D) → (N, D)."""
@@ -253,7 +273,7 @@ class MultiheadAttention(nn.Module):
             expected = [(t, s), (rows * heads, t, s)]
             if tuple(attn_mask.shape) not in expected:
                 raise ValueError(f"attn_mask has the shape {tuple(attn_mask.shape)}; {either(expected)} is wanted")
-            allowed, bias = read_mask(attn_mask, "attn_mask")
+            allowed, bias = read_mask(attn_mask, "attn_mask", q.dtype)
             if attn_mask.dim() == 3:
                 allowed = allowed.view(rows, heads, t, s)
                 bias = None if bias is None else bias.view(rows, heads, t, s)
@@ -263,7 +283,7 @@ class MultiheadAttention(nn.Module):
                 raise ValueError(
                     f"key_padding_mask has the shape {tuple(key_padding_mask.shape)}; {either(expected)} is wanted"
                 )
-            keys, more = read_mask(key_padding_mask.view(rows, 1, 1, s), "key_padding_mask")
+            keys, more = read_mask(key_padding_mask.view(rows, 1, 1, s), "key_padding_mask", q.dtype)
             allowed = keys if allowed is None else allowed & keys
             bias = total(bias, more)
         return allowed, bias
@@ -309,13 +329,14 @@ class Packing:
         return rows_and_padding.index_copy_(0, self.index, rows).view(*self.keep.shape, -1)
 
 
-def read_mask(mask: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
-    """A mask of torch as (who may be attended to, what is added to the scores)."""
+def read_mask(mask: Tensor, name: str, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
+    """A mask of torch as (who may be attended to, what is added to scores of `dtype`)."""
     if mask.dtype == torch.bool:
         return ~mask, None
     if mask.dtype == torch.uint8:
         return mask == 0, None
     if mask.is_floating_point():
+        mask = mask.to(dtype or mask.dtype)  # first: what overflows to −inf there hides too
         hidden = mask == HIDDEN
         return ~hidden, mask.masked_fill(hidden, 0.0)
     raise TypeError(f"{name} is {mask.dtype}; give torch.bool or torch.uint8 (nonzero = hidden) or floats (added)")
@@ -330,7 +351,7 @@ def additive(allowed: Tensor | None, bias: Tensor | None, dtype: torch.dtype) ->
     if allowed is None:
         return bias, None
     nothing: Tensor | None = ~allowed.any(-1, keepdim=True)
-    if allowed.device.type == "cpu" and not torch.compiler.is_compiling() and not cast(Tensor, nothing).any():
+    if allowed.device.type == "cpu" and has_values(allowed) and not cast(Tensor, nothing).any():
         nothing = None  # asking costs nothing here, clearing would
     seen = allowed if nothing is None else allowed | nothing
     base = torch.zeros((), dtype=dtype, device=allowed.device) if bias is None else bias

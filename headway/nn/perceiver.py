@@ -13,7 +13,8 @@ Only the first m positions ever enter the bottleneck; what stands later is seen 
 
 `Perceiver`: the longest row is cut into m segments. Latent j reads everything up to the end of segment j. A position
 reads the latents of the segments that ended before its own began, and its own segment's positions up to itself
-directly. So every earlier position reaches every later one. Time O(T·(m + length/m)·D).
+directly. So every earlier position reaches every later one. Time O(T·(m + length/m)·D): linear in T for one `length`,
+and T^1.5 at best for rows that grow with it, with m = √length.
 
 Shapes: B batch, T positions, S positions read, m latents, D width, H heads, K head width, N segments.
 """
@@ -93,7 +94,8 @@ class Perceiver(Attention):
         self, x: Tensor, positions: Tensor, cache: LayerCache | None = None, mask: Tensor | None = None
     ) -> Tensor:
         if cache is None:
-            return self.write(x, self.read(x, self.latents, mask), mask)
+            written = self.write(x, self.read(x, self.latents, mask), mask)
+            return written if mask is None else written.masked_fill(~self.heard(x, mask)[..., None], 0.0)
         rows = keep(cache, x, positions)
         return self.write_next(x, positions, self.read(rows, self.latents), rows)
 
@@ -110,6 +112,12 @@ class Perceiver(Attention):
         before = torch.arange(count, device=device) < self.ends(device)[:, None]  # (m, T)
         return before if padding is None else before & padding
 
+    def heard(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Which positions have anybody to take from, directly or through the latents: (B, T)."""
+        if not self.causal:
+            return mask.any(1, keepdim=True).expand_as(mask)
+        return mask.cumsum(1) > 0
+
     def ends(self, device: torch.device) -> Tensor:
         """(m,): latent j reads the positions before ends[j]."""
         return (torch.arange(len(self.latents), device=device) + 1) * self.segment
@@ -123,9 +131,11 @@ class Perceiver(Attention):
         if not self.causal:
             return self.up(x, latents)
         rows, count = x.shape[:2]
-        blocks = -(-count // self.segment)
+        blocks = max(1, -(-count // self.segment))
         latents = latents[:, : blocks - 1]  # nobody reads the latent of the last segment
-        own = F.pad(x, (0, 0, 0, blocks * self.segment - count)).unflatten(1, (blocks, -1)).flatten(0, 1)  # (B·N, b, D)
+        own = (
+            F.pad(x, (0, 0, 0, blocks * self.segment - count)).unflatten(1, (blocks, self.segment)).flatten(0, 1)
+        )  # (B·N, b, D)
         q, k, v = self.up.project(own, own)  # (B·N, H, b, K)
         _, *pair = self.up.project(latents[:, :0], latents)
         k, v = (torch.cat([repeat_rows(a, blocks), b], -2) for a, b in zip(pair, (k, v), strict=True))
@@ -134,7 +144,7 @@ class Perceiver(Attention):
         order = torch.ones(self.segment, self.segment, dtype=torch.bool, device=x.device).tril()
         allowed = torch.cat([ended, order.expand(blocks, -1, -1)], -1).repeat(rows, 1, 1)[:, None]  # (B·N, 1, b, N-1+b)
         if mask is not None:
-            counted = F.pad(mask, (0, blocks * self.segment - count)).unflatten(1, (blocks, -1)).flatten(0, 1)
+            counted = F.pad(mask, (0, blocks * self.segment - count)).unflatten(1, (blocks, self.segment)).flatten(0, 1)
             allowed = allowed & F.pad(counted, (blocks - 1, 0), value=True)[:, None, None]
         heads = attend(q, k, v, allowed, dropout=self.up.dropout if self.training else 0.0)
         return self.up.output(join_heads(heads)).unflatten(0, (rows, blocks)).flatten(1, 2)[:, :count]
@@ -185,6 +195,10 @@ class FirstPositions(Perceiver):
         allowed = self.written(positions)
         assert allowed is not None  # only causal attention is continued
         return self.up(x, latents, allowed[:, None])
+
+    def heard(self, x: Tensor, mask: Tensor) -> Tensor:
+        first = mask if not self.causal else mask & (torch.arange(x.shape[1], device=x.device) < len(self.latents))
+        return super().heard(x, first)
 
     def written(self, positions: Tensor) -> Tensor | None:
         """Which latents each position reads: (…, T, m), or None for all."""

@@ -20,7 +20,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-NAMES = ("learned", "sinusoidal", "relative", "rotary", "alibi", "t5", "none")
+IN_ATTENTION = ("relative", "rotary", "alibi", "t5")  # those that act on queries, keys, scores or values
+NAMES = ("learned", "sinusoidal", *IN_ATTENTION, "none")
 
 
 def make_position(
@@ -53,6 +54,10 @@ class Learned(nn.Module):
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         if x.shape[-2] > len(self.table):
             raise ValueError(f"a row of {x.shape[-2]} positions, and the learned table has {len(self.table)}")
+        if positions.device.type == "cpu" and positions.numel() and not torch.compiler.is_compiling():
+            first, last = int(positions.min()), int(positions.max())
+            if first < 0 or last >= len(self.table):
+                raise ValueError(f"positions {first} to {last}, and the learned table has 0 to {len(self.table) - 1}")
         return x + self.table[positions]  # (B, T, D) + (T, D) or (B, T, D)
 
 

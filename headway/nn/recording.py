@@ -48,8 +48,7 @@ def recorder(calls: list[Tensor], name: str) -> Any:
         given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         if given.pop("cache", None) is not None:
             raise ValueError(f"{name} continues a cache, whose weights are not kept: record a pass over the whole row")
-        for unused in ("need_weights", "average_attn_weights"):
-            given.pop(unused, None)
+        given.pop("average_attn_weights", None)
         with torch.no_grad():
             calls.append(module.weights(**given))  # type: ignore[operator]
 

@@ -28,7 +28,7 @@ class BlockSparse(SelfAttention):
     block: int
 
     @abstractmethod
-    def key_blocks(self, blocks: int) -> Tensor:
+    def key_blocks(self, blocks: int, device: torch.device) -> Tensor:
         """(N, C): the blocks of keys that each of `blocks` query blocks looks into; −1 where there is none."""
 
     @abstractmethod
@@ -38,7 +38,7 @@ class BlockSparse(SelfAttention):
     def sees(self, t: Tensor, s: Tensor) -> Tensor:
         """Whether a query at t (…, T) looks at a key at s (…, S), pair by pair: (…, T, S)."""
         last = int(max(t.max(), s.max())) // self.block
-        table = self.key_blocks(last + 1).to(t.device)[t // self.block]  # (…, T, C)
+        table = self.key_blocks(last + 1, t.device)[t // self.block]  # (…, T, C)
         keys = (s // self.block)[..., None, :]  # (…, 1, S)
         seen = torch.zeros(torch.broadcast_shapes(keys.shape, (*t.shape, 1)), dtype=torch.bool, device=t.device)
         for column in table.unbind(-1):
@@ -50,7 +50,7 @@ class BlockSparse(SelfAttention):
     def whole(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         count, b = q.shape[-2], self.block
         blocks = -(-count // b)
-        table = self.key_blocks(blocks).to(q.device)  # (N, C)
+        table = self.key_blocks(blocks, q.device)  # (N, C)
         rest = blocks * b - count
         q, k, v = (F.pad(x, (0, 0, 0, rest)) for x in (q, k, v))
         t = torch.arange(blocks * b, device=q.device).view(blocks, b)
@@ -80,13 +80,33 @@ class BlockSparse(SelfAttention):
         return mixed.unflatten(0, (rows, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :count]
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
-        """The new queries against the slots of the cache, a block of queries at a time."""
-        slots = torch.arange(k.shape[-2], device=q.device)
+        """The new queries against the slots of the cache: a whole row at once, one token by the blocks it looks into,
+        and anything between a block of queries at a time.
+        """
+        count, slots = q.shape[-2], torch.arange(k.shape[-2], device=q.device)
+        if count == len(slots) and bool((positions == slots).all()):
+            return self.whole(q, k, v, positions, None)
+        if count == 1:
+            return self.next(q, k, v, positions)
         parts = []
-        for begin in range(0, q.shape[-2], self.block):
+        for begin in range(0, count, self.block):
             t = place(positions[:, begin : begin + self.block])  # (B, 1, T)
             parts.append(self.mix(q[:, :, begin : begin + self.block], k, v, t, slots, self.sees(t, slots)))
         return torch.cat(parts, -2)
+
+    def next(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        """One new query a row, (B, H, 1, K), looks into its blocks of the cache: O(C·b) whatever the row's length."""
+        last = int(positions.max()) // self.block
+        table = self.key_blocks(last + 1, q.device)[positions[:, 0] // self.block]  # (B, C)
+        s = (table[..., None] * self.block + torch.arange(self.block, device=q.device)).flatten(1)[
+            :, None
+        ]  # (B, 1, C·b)
+        here = s.clamp(0, k.shape[-2] - 1)[..., None].expand(-1, k.shape[1], -1, k.shape[-1])  # (B, H, C·b, K)
+        t = place(positions)
+        allowed = (s >= 0) & (s <= t)  # (B, 1, C·b)
+        near = self.near(t, s)
+        allowed = allowed[:, :, None] if near is None else allowed[:, :, None] & near
+        return self.mix(q, k.gather(2, here), v.gather(2, here), t, s, allowed)
 
     def weights(self, x: Tensor, positions: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, _ = self.project(x, positions)

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.errors import nearest
-from headway.nn.attention import Attention, check_heads, join_heads, masked_softmax, place, split_heads, visible
+from headway.nn.attention import Attention, check_heads, clear, join_heads, masked_softmax, place, split_heads, visible
 from headway.nn.cache import LayerCache
 from headway.nn.positions import InAttention
 
@@ -100,7 +100,8 @@ class Synthesizer(Attention):
             allowed = columns <= positions[:, None, :, None]  # (B, 1, T, S): nothing after the token's own place
         weights = self.normalise(self.scores(x, k, positions, columns), allowed).expand(len(x), -1, -1, -1)
         weights = F.dropout(weights, self.dropout, self.training)
-        return self.output(join_heads(self.mix(weights, v, positions, columns)))
+        mixed = join_heads(self.mix(weights, v, positions, columns))
+        return clear(self.output(mixed), mixed, mask)
 
     def weights(self, x: Tensor, positions: Tensor, mask: Tensor | None = None) -> Tensor:
         check_places(type(self).__name__, self.length, positions)
@@ -181,7 +182,8 @@ class FactorisedDense(Synthesizer):
 
     a and b (`first`, `second`) are linear in the token. Each number of a is repeated for a run of n columns, the whole
     of b is laid m times side by side, so no two columns have both factors in common. `factors` are (m, n), near √L
-    where not given. Time O(T·D·(m + n) + T²·H); parameters D·(m + n)·H. Tay et al. 2020, section 3, "factorized dense".
+    where not given. Time O(T·D·(m + n)·H + T²·H); parameters D·(m + n)·H. Tay et al. 2020, section 3, "factorized
+    dense".
     """
 
     def __init__(
@@ -353,6 +355,12 @@ class Mixture(Synthesizer):
         parts = (cast(Synthesizer, part) for part in self.parts.values())
         return sum((share * part.scores(x, k, t, s) for share, part in zip(alpha, parts, strict=True)), x.new_zeros(()))
 
+    def take_position(self, scheme: InAttention) -> None:
+        if self.dot_product is None or self.dot_product.position is not None:
+            super().take_position(scheme)
+        else:
+            self.dot_product.position = scheme
+
     def keys(self, x: Tensor, positions: Tensor) -> Tensor:
         return super().keys(x, positions) if self.dot_product is None else self.dot_product.keys(x, positions)
 
@@ -375,7 +383,8 @@ def columns_at(table: Tensor, s: Tensor) -> Tensor:
 
 def rows_at(table: Tensor, t: Tensor) -> Tensor:
     """The rows t, (T,) or (B, T), of each head's table (H, L, R): (1 or B, H, T, R)."""
-    return table.index_select(1, t.flatten()).unflatten(1, (-1, t.shape[-1])).transpose(0, 1)
+    rows = table.index_select(1, t.flatten())
+    return rows.unflatten(1, (1 if t.dim() == 1 else len(t), t.shape[-1])).transpose(0, 1)
 
 
 def near_root(length: int) -> tuple[int, int]:

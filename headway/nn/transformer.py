@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from headway.errors import nearest
 from headway.nn.attention import Attention, causal_mask
 from headway.nn.dropout import Dropout
-from headway.nn.multihead import HIDDEN, IN_ATTENTION, MultiheadAttention, Packing, in_attention, placed, read_mask
-from headway.nn.positions import NAMES, InAttention, make_position
+from headway.nn.multihead import HIDDEN, MultiheadAttention, Packing, in_attention, placed, read_mask
+from headway.nn.positions import IN_ATTENTION, NAMES, InAttention, make_position
 
 Function = Callable[[Tensor], Tensor]
 Mechanism = str | Callable[..., Attention]
@@ -219,6 +219,7 @@ class Stack(nn.Module):
         copies = min(num_layers, 1) if share_layers else num_layers
         self.layers = nn.ModuleList(copy.deepcopy(layer) for _ in range(copies))
         self.num_layers = num_layers
+        self.repeats = num_layers if share_layers else 1
         self.norm = norm
         inner = getattr(layer, "self_attn", None)
         self.batch_first = bool(getattr(layer, "batch_first", getattr(inner, "batch_first", False)))
@@ -233,14 +234,9 @@ class Stack(nn.Module):
             return schemes[0]
         for each, scheme in zip(self.layers, schemes, strict=False):
             attention: Any = getattr(each, "self_attn", None)
-            if not hasattr(attention, "position"):
+            if not hasattr(attention, "take_position"):
                 raise ValueError(f"{type(attention).__name__} takes no {type(scheme).__name__} positions")
-            if attention.position is not None:
-                raise ValueError(
-                    f"the layer has {type(attention.position).__name__} positions already: leave out position of the "
-                    "layer or positions of the stack"
-                )
-            attention.position = scheme
+            attention.take_position(scheme)
         return None
 
     def embed(self, x: Tensor) -> Tensor:
@@ -252,8 +248,7 @@ class Stack(nn.Module):
 
     def sequence(self) -> list[nn.Module]:
         """The layers in the order of their work."""
-        layers = list(self.layers)
-        return layers if len(layers) == self.num_layers else layers * self.num_layers
+        return list(self.layers) * self.repeats
 
 
 class TransformerEncoder(Stack):
@@ -290,14 +285,18 @@ class TransformerEncoder(Stack):
         causal = is_causal_mask(mask, length_of(src, self.batch_first)) if is_causal is None else is_causal
         x = self.embed(src)
         packing = None if causal or mask is not None else self.packing(src, src_key_padding_mask)
-        if packing is None:
-            for layer in self.sequence():
-                x = layer(x, src_mask=mask, is_causal=causal, src_key_padding_mask=src_key_padding_mask)
-        else:
+        if packing is not None and all(as_built(layer) for layer in self.layers):
             rows = packing.pack(to_rows(x, self.batch_first))  # (N, D)
             for layer in self.sequence():
                 rows = cast(TransformerEncoderLayer, layer).packed(rows, packing)
             x = from_rows(packing.unpack(rows), src, self.batch_first)
+        else:
+            for layer in self.sequence():
+                x = layer(x, src_mask=mask, is_causal=causal, src_key_padding_mask=src_key_padding_mask)
+            if packing is not None:  # somebody watches the layers: computed in full, the result is the same
+                x = from_rows(
+                    to_rows(x, self.batch_first).masked_fill(~packing.keep[..., None], 0.0), src, self.batch_first
+                )
         return x if self.norm is None else self.norm(x)
 
     def packing(self, src: Tensor, key_padding_mask: Tensor | None) -> Packing | None:
@@ -310,7 +309,7 @@ class TransformerEncoder(Stack):
             return None  # attention will say what is wrong with it
         if any(module.training for module in self.layers.modules()):
             return None
-        if not all(type(layer) is TransformerEncoderLayer and as_built(layer) for layer in self.layers):
+        if not all(type(layer) is TransformerEncoderLayer and own_parts(layer) for layer in self.layers):
             return None
         return Packing(read_mask(key_padding_mask, "src_key_padding_mask")[0])
 
@@ -481,6 +480,12 @@ class Transformer(nn.Module):
         return torch.zeros(sz, sz, device=device, dtype=dtype).masked_fill(~causal_mask(sz, sz, device), HIDDEN)
 
 
+GLOBAL_HOOKS = (  # torch's hooks on every module, kept in dicts that stay the same objects
+    torch.nn.modules.module._global_forward_hooks,
+    torch.nn.modules.module._global_forward_pre_hooks,
+    torch.nn.modules.module._global_backward_hooks,
+    torch.nn.modules.module._global_backward_pre_hooks,
+)
 PARTS = (TransformerEncoderLayer, TransformerDecoderLayer, MultiheadAttention, nn.Linear, nn.LayerNorm, Dropout)
 
 
@@ -551,7 +556,7 @@ def attend_to_self(
         )[0]
     name = type(attention).__name__
     if attention.causal:
-        if not (mask is None or is_causal or is_causal_mask(mask, length_of(x, batch_first))):
+        if not (mask is None or is_causal or torch.compiler.is_compiling() or hides_the_future(mask, x, batch_first)):
             raise ValueError(f"{name} has its own pattern, which is causal: give it no other mask")
     elif mask is not None or is_causal:
         raise ValueError(f"{name} has its own pattern, which is not causal: give it key padding, no mask")
@@ -560,16 +565,19 @@ def attend_to_self(
     return from_rows(attention(rows, positions=places(rows), mask=keep), x, batch_first)
 
 
-def as_built(layer: nn.Module) -> bool:
-    """Is the layer made of this module's own parts, none exchanged and none watched by a hook?
+def own_parts(layer: nn.Module) -> bool:
+    """Is the layer made of this module's own parts, none exchanged?"""
+    return all(type(module) in PARTS or isinstance(module, InAttention) for module in layer.modules())
 
-    Then nobody sees what passes between its parts, and it may be computed in another way.
-    """
-    return all(
-        (type(module) in PARTS or isinstance(module, InAttention))
-        and not (module._forward_hooks or module._forward_pre_hooks)
-        for module in layer.modules()
-    )
+
+def as_built(layer: nn.Module) -> bool:
+    """Is it made of its own parts, and nobody watches what passes between them? Then it may be computed otherwise."""
+    return own_parts(layer) and not (any(GLOBAL_HOOKS) or any(watched(module) for module in layer.modules()))
+
+
+def watched(module: nn.Module) -> bool:
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
 
 
 def in_memory_at_hand(layer: TransformerEncoderLayer | TransformerDecoderLayer) -> tuple[Callable, Function]:
@@ -623,6 +631,12 @@ def is_causal_mask(mask: Tensor | None, length: int) -> bool:
         return False
     allowed, bias = read_mask(mask, "the attention mask")
     return torch.equal(allowed, causal_mask(length, length, mask.device)) and (bias is None or not bias.any())
+
+
+def hides_the_future(mask: Tensor, x: Tensor, batch_first: bool) -> bool:
+    """Is this the causal mask, (T, T), or the same once for every head of every row, (B·H, T, T)?"""
+    masks = mask if mask.dim() == 3 else mask[None]
+    return all(is_causal_mask(each, length_of(x, batch_first)) for each in masks)
 
 
 def to_rows(x: Tensor, batch_first: bool) -> Tensor:

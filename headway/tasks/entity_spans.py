@@ -125,7 +125,8 @@ class EntitySpans(Retelling):
     ) -> Batch:
         """Words by their keys; the name in its form in front, or after a blank at the end; the marks."""
         words, count = self.words, len(rows)
-        front = ~last
+        named = words.name_sizes[rows] > 0  # a document without a name has no form around it
+        front, last = ~last & named, last & named
 
         def piece(start: Tensor | int, size: Tensor, key: float) -> tuple[Tensor, Tensor, Tensor]:
             start = torch.as_tensor(start, device=rows.device)

@@ -12,17 +12,16 @@ Shapes: B rows, W words, P pieces.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from headway.data.catalog import resolve
 from headway.errors import DataError
-from headway.models import CausalModel
 from headway.settings import REQUIRED, setting
-from headway.tasks.base import Batch, Task, mean_loss
+from headway.tasks.base import Batch, Sampled
 from headway.tasks.corpus import CorpusSettings
 from headway.tasks.words import Words, cut_words
 from headway.text import Notes, Tokenizer, read_pairs
@@ -44,7 +43,7 @@ class RecitationSettings(CorpusSettings):
         return Recitation(self, tokenizer, block)
 
 
-class Recitation(Task):
+class Recitation(Sampled):
     def __init__(self, settings: RecitationSettings, tokenizer: Tokenizer, block: int) -> None:
         super().__init__(tokenizer, block)
         self.settings = settings
@@ -66,9 +65,9 @@ class Recitation(Task):
             number = named[name]
             _, words = cut_words(documents[number], settings.heading)
             body = words[0][0] if words else 0
-            place = documents[number].find(f"{pair.target}", body)
-            if place > body:
-                before = sum(last <= place for _, last in words)
+            answer = re.compile(rf"(?<!\w){re.escape(f'{pair.target}')}(?!\w)").search(documents[number], body)
+            if answer is not None and answer.start() > body:
+                before = sum(last <= answer.start() for _, last in words)
                 found.append((number, before, pair.source + "\n", f"{pair.target}"))
         extras = [text for _, _, question, answer in found for text in (question, answer)]
         self.words = Words.of(documents, self.tokenizer, settings.corpus, settings.heading, extras)
@@ -108,15 +107,6 @@ class Recitation(Task):
         learned = torch.ones_like(sizes, dtype=torch.bool)
         learned[:, 0] = False
         return words.lay(starts, sizes, learned)
-
-    def evaluate(self, model: CausalModel, split: str = "dev", rows: int = 512) -> dict[str, Any]:
-        """Loss a learned token on a sample of the rows (nothing is held out)."""
-        if not hasattr(self, "words"):
-            self.load()
-        generator = torch.Generator().manual_seed(0)
-        sample = torch.randperm(self.examples, generator=generator)[:rows]
-        loss, count = mean_loss(model, [self.batch(part, generator) for part in sample.split(64)])
-        return {"loss": loss, "tokens": count}
 
 
 def parts_of(question: str) -> list[str]:

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from headway.errors import DataError
-from headway.models import CausalModel
 from headway.settings import setting
-from headway.tasks.base import Batch, Task, mean_loss
+from headway.tasks.base import Batch, Sampled
 from headway.tasks.corpus import CorpusSettings
 from headway.tasks.span_corruption import pick
 from headway.tasks.words import Words, check_form, choose
@@ -58,7 +57,7 @@ class RetellingSettings(CorpusSettings):
         return Retelling(self, tokenizer, block)
 
 
-class Retelling(Task):
+class Retelling(Sampled):
     settings: Any
 
     def __init__(self, settings: RetellingSettings, tokenizer: Tokenizer, block: int) -> None:
@@ -155,12 +154,3 @@ class Retelling(Task):
         learned = torch.ones_like(sizes, dtype=torch.bool)
         learned[:, :5] = False  # nothing on the name, nor on where a span was taken out
         return words.lay(starts.gather(1, order), sizes.gather(1, order), learned.gather(1, order))
-
-    def evaluate(self, model: CausalModel, split: str = "dev", rows: int = 512) -> dict[str, Any]:
-        """Loss a learned token on a fixed retelling of a sample of the corpus (nothing is held out)."""
-        if not hasattr(self, "words"):
-            self.load()
-        generator = torch.Generator().manual_seed(0)
-        sample = torch.randperm(self.examples, generator=generator)[:rows]
-        loss, count = mean_loss(model, [self.batch(part, generator) for part in sample.split(64)])
-        return {"loss": loss, "tokens": count}

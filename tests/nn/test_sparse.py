@@ -39,7 +39,8 @@ def dense(layer, x: Tensor, pattern: Tensor, mask: Tensor | None) -> Tensor:
     q, k, v = layer.project(x, positions)
     allowed = pattern if mask is None else pattern & mask[:, None, None, :]
     bias = layer.position.bias(q * layer.scale, positions, positions) if layer.position is not None else None
-    return layer.output(join_heads(attend(q, k, v, allowed, bias=bias)))
+    out = layer.output(join_heads(attend(q, k, v, allowed, bias=bias)))
+    return out if mask is None else out * allowed.any(-1)[:, 0, :, None]  # who sees nobody gets zeros
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -644,3 +644,77 @@ def test_errors_of_the_model_name_the_values() -> None:
             model(torch.zeros(src), torch.zeros(tgt))
     with pytest.raises(ValueError, match="'gelo' is unknown; did you mean 'gelu'"):
         Transformer(8, 2, activation="gelo")
+
+
+def test_layers_taken_away_or_added_are_applied_once_each() -> None:
+    encoder = TransformerEncoder(TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), 6).double()
+    x, calls = torch.randn(2, 5, 16, dtype=torch.float64), []
+    encoder.layers = encoder.layers[:5]
+    for layer in encoder.layers:
+        layer.register_forward_hook(lambda *_: calls.append(1))
+    encoder(x)
+    assert len(calls) == 5
+
+
+@pytest.mark.parametrize("part", ["linear1", "linear2", "self_attn", "dropout1", "norm1"])
+def test_backward_hooks_work_on_every_part(part: str) -> None:
+    layer, seen = TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), []
+    getattr(layer, part).register_full_backward_hook(lambda *_: seen.append(part))
+    layer(torch.randn(2, 5, 16, requires_grad=True)).sum().backward()
+    assert seen == [part]
+
+
+def test_a_watched_encoder_gives_what_an_unwatched_one_gives() -> None:
+    encoder = TransformerEncoder(TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), 2).eval()
+    x, padding = torch.randn(2, 5, 16), torch.tensor([[False] * 5, [False, False, True, True, True]])
+    with torch.no_grad():
+        before = encoder(x, src_key_padding_mask=padding)
+        with record_attention(encoder):
+            inside = encoder(x, src_key_padding_mask=padding)
+    torch.testing.assert_close(inside, before)
+    assert (before[1, 2:] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["dot-product", "local", "additive"])
+def test_compiled_decoders_take_their_causal_mask(name: str) -> None:
+    model = Transformer(16, 2, 1, 1, 32, 0.0, batch_first=True, attention=name).eval()
+    src, tgt = torch.randn(2, 5, 16), torch.randn(2, 4, 16)
+    mask = Transformer.generate_square_subsequent_mask(4)
+    expected = model(src, tgt, tgt_mask=mask)
+    torch.testing.assert_close(torch.compile(model, backend="eager")(src, tgt, tgt_mask=mask), expected)
+    torch.testing.assert_close(model(src, tgt, tgt_mask=mask.expand(4, 4, 4)), expected)
+
+
+def test_gradients_of_each_example_by_torch_func() -> None:
+    from torch.func import functional_call, grad, vmap
+
+    layer = TransformerEncoderLayer(16, 2, 32, 0.5, batch_first=True)
+    parameters = dict(layer.named_parameters())
+    x, padding = torch.randn(3, 70, 16), torch.rand(3, 70) > 0.7
+
+    def loss(parameters, row, hidden):
+        return functional_call(layer, parameters, (row[None],), {"src_key_padding_mask": hidden[None]}).sum()
+
+    found = vmap(grad(loss), (None, 0, 0), randomness="different")(parameters, x, padding)
+    assert found["linear1.weight"].shape == (3, 32, 16) and found["linear1.weight"].isfinite().all()
+
+
+def test_positions_of_a_stack_are_checked_as_those_of_a_layer() -> None:
+    from functools import partial
+
+    from headway.nn import Linformer, Mixture
+
+    linformer = TransformerEncoderLayer(16, 2, 32, attention=partial(Linformer, length=8))
+    with pytest.raises(ValueError, match="no scores of pairs for ALiBi"):
+        TransformerEncoder(linformer, 2, positions="alibi")
+    mixture = TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True, attention=partial(Mixture, length=8))
+    x, turned = torch.randn(1, 6, 16), TransformerEncoder(mixture, 1, positions="rotary")
+    assert not torch.allclose(turned(x), TransformerEncoder(mixture, 1)(x))
+
+
+def test_a_row_hidden_by_a_large_number_is_hidden_in_half_precision() -> None:
+    attention = MultiheadAttention(16, 2, batch_first=True).half()
+    x, mask = torch.randn(1, 4, 16).half(), torch.zeros(4, 4)
+    mask[1] = -1e9
+    out, weights = attention(x, x, x, attn_mask=mask)
+    assert out.isfinite().all() and (weights[0, 1] == 0).all()

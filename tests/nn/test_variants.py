@@ -61,14 +61,15 @@ def test_padding_changes_nothing(name: str, causal: bool) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_a_row_of_padding_alone_gives_finite_numbers_and_gradients(name: str, causal: bool) -> None:
+def test_a_row_of_padding_alone_gives_zeros_and_finite_gradients(name: str, causal: bool) -> None:
     if causal and name not in CAUSAL:
         pytest.skip(f"{name} cannot be causal")
     layer, x = make(name, causal), rows(2, 20, 8).requires_grad_()
     mask = torch.tensor([[True] * 20, [False] * 20])
     out = layer(x, torch.arange(20), mask=mask)
     out.square().sum().backward()
-    assert out.isfinite().all() and x.grad.isfinite().all()
+    assert (out[1] == 0).all() and (out[0] != 0).any()
+    assert out.isfinite().all() and x.grad.isfinite().all() and (x.grad[1] == 0).all()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in layer.parameters())
 
 
@@ -109,6 +110,42 @@ def test_positions_in_attention_act_alike_everywhere(name: str, position: str, c
         for t in range(20):
             out = layer(x[:, t : t + 1], torch.full((2, 1), t), cache)
             torch.testing.assert_close(out[:, 0], full[:, t], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_position_behind_nothing_but_padding_gets_zeros(name: str) -> None:
+    layer, x = make(name, causal=True), rows(1, 20, 8)
+    mask = (torch.arange(20) >= 4)[None]
+    out = layer(x, torch.arange(20), mask=mask)
+    assert (out[:, :4] == 0).all()
+    assert name == "perceiver-first" or (out[:, 4:] != 0).any(-1).all()
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_an_empty_row_gives_an_empty_row(name: str) -> None:
+    assert make(name, causal=False)(rows(2, 0, 8), torch.arange(0)).shape == (2, 0, 8)
+    if name in CAUSAL:
+        assert make(name, causal=True)(rows(2, 0, 8), torch.arange(0)).shape == (2, 0, 8)
+
+
+@pytest.mark.parametrize("name", ["local", "bigbird"])
+def test_one_more_token_costs_the_same_after_any_number_of_them(name: str) -> None:
+    """A cached step of a sparse mechanism looks at its blocks alone, and the first pass at no T × T pairs."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counts = []
+    for length in (128, 1024):
+        layer = ATTENTIONS[name](
+            8, 2, causal=True, length=length + 1, **({"block": 4} if name == "bigbird" else {"reach": 3})
+        )
+        cache = layer.empty_cache(1, length + 1)
+        with FlopCounterMode(display=False) as prefill:
+            layer(torch.randn(1, length, 8), torch.arange(length)[None], cache)
+        with FlopCounterMode(display=False) as step:
+            layer(torch.randn(1, 1, 8), torch.tensor([[length]]), cache)
+        counts.append((prefill.get_total_flops(), step.get_total_flops()))
+    assert counts[1][0] < 9 * counts[0][0]
+    assert counts[1][1] == counts[0][1]
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)

@@ -127,7 +127,8 @@ def test_streams_survive_the_run_file(mixed: Path) -> None:
         ({"streams": {"a": 3}}, r"\[streams.a\] must be a table"),
         ({"streams": {"a": {}}}, r"streams.a.task.name: missing"),
         ({"streams": {"a": {"row": 3}}}, r"streams.a.row: unknown key; did you mean 'rows'"),
-        ({"streams": {"a": {"start": 0.5, "end": 0.5}}}, "0.5 is not after its start"),
+        ({"streams": {"a": {"start": 0.5, "end": 0.5}}}, "streams.a: from step 500 up to 500 of 1000"),
+        ({"streams": {"a": {"start": 500.0, "end": 200.0}}}, "it takes part in no step"),
     ],
 )
 def test_what_is_wrong_with_a_stream_is_named(tables, message: str) -> None:

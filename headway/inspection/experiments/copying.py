@@ -99,8 +99,8 @@ EXPERIMENT = Experiment(
     name="copying",
     summary="a query that fits one key brings back its value; how sharp must it be?",
     question="Attention is an average. When does it copy one value instead? The query is β times one of the keys.",
-    look="The weight rises as e^β/(e^β + n − 1): nothing happens until β passes ln(n − 1), then the error falls by e "
-    "for every unit of β. Random unit vectors are nearly orthogonal and behave nearly the same.",
+    look="The weight rises as e^β/(e^β + n − 1): half of it is reached at β = ln(n − 1), and from there on the error "
+    "falls by e for every unit of β. Random unit vectors are nearly orthogonal and behave nearly the same.",
     beware="A softmax over finite scores never gives a weight of exactly 1, so attention copies as nearly as you like "
     "and never exactly. How large a score is 'large' depends on how many keys there are: it is compared with ln n.",
     run=run,

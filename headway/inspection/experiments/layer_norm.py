@@ -151,13 +151,14 @@ def table(result: LayerNorms) -> Table:
 
 def finding(result: LayerNorms) -> str:
     last = {name: depth.signal[-1] for name, depth in result.designs.items()}
-    least = {name: min(depth.gradient) for name, depth in result.designs.items()}
+    first = {name: depth.gradient[0] for name, depth in result.designs.items()}
+    least = min(result.designs["post-norm"].gradient)
     return (
         f"Over {result.layers} layers the signal goes to {short(last['nothing'])} with nothing, "
         f"{short(last['residual'])} with residuals alone, {short(last['pre-norm'])} with pre-norm and "
-        f"{short(last['post-norm'])} with post-norm; on its way down the gradient falls to "
-        f"{short(least['post-norm'])} of the last layer's with post-norm and to {short(least['pre-norm'])} with "
-        "pre-norm."
+        f"{short(last['post-norm'])} with post-norm. Of the last layer's gradient {short(first['pre-norm'])} times "
+        f"arrives at the input with pre-norm, {short(first['post-norm'])} times with post-norm (as little as "
+        f"{short(least)} on the way) and {short(first['batch norm'])} times with batch norm."
     )
 
 
@@ -178,12 +179,13 @@ EXPERIMENT = Experiment(
     summary="residuals, post-norm, pre-norm and batch norm: signal and gradient through 32 layers",
     question="Why does a deep Transformer need both residuals and norms, and does it matter where the norm stands?",
     look="Left, the signal layer by layer; right, the gradient, to be read from the last layer down. Nothing: both "
-    "vanish. Residuals alone: both explode. Post-norm: the signal is held at 1, the gradient loses most of its size "
-    "within a few layers. Pre-norm: the signal grows slowly, and the gradient arrives no smaller than it left.",
+    "vanish. Residuals alone: both explode. Post-norm: the signal is held at 1, the gradient is uneven from "
+    "layer to layer. Pre-norm: the signal grows slowly, and the gradient arrives no smaller than it left.",
     beware="The norm alone does not save the gradient; the path beside it does. In post-norm even that path runs "
     "through every norm, and the paper traces its need for a warm-up to gradients that differ between layers at the "
-    "start. Batch norm looks nearly as good as layer norm here; the last column of the table says what it costs: a "
-    "row's output depends on which other rows are in the batch.",
+    "start. Batch norm holds the signal as layer norm does, but its gradient grows on the way down, and the last "
+    "column of the table says what else it costs: a row's output depends on which other rows are in the batch. These "
+    "are random weights of one seed; with others the numbers in between move, post-norm's most of all.",
     run=run,
     table=table,
     finding=finding,

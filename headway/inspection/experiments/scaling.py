@@ -124,7 +124,8 @@ EXPERIMENT = Experiment(
     "without the division by √d?",
     look="With √d all three lines are flat: the width does not matter. Without it, one key takes all of the weight, "
     "the entropy goes to 0, and so does the gradient through the softmax.",
-    beware="The reason is not that large numbers overflow; a softmax subtracts its maximum. It is that a saturated "
+    beware="The reason is not that the softmax overflows; it subtracts its maximum (in float16 the product q·k itself "
+    "can overflow, which dividing q first prevents). It is that a saturated "
     "softmax passes on almost no gradient. That is so for most queries, not for all: where two keys nearly tie, the "
     "gradient is large, and the mean (dotted) falls only as 1/√d. In narrow heads the unscaled softmax even has the "
     "larger gradient. And 1/√d fits independent q and k at the start of training; a trained model may grow its scores "

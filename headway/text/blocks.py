@@ -1,0 +1,421 @@
+"""Text files of any size, read as blocks of about a megabyte that can each be worked on alone.
+
+    file ──► unpacked bytes ──► blocks, cut where no document or word is harmed ──► texts
+
+Finding blocks is quick and done in order by one process; `texts_of` (decoding, splitting, parsing) is the work, and may
+be done anywhere. What a document is, and what is refused, is as in `readers`. Memory: a block, or one document where it
+is longer and cannot be cut (a cell of a table, a JSON string).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+
+from headway.errors import DataError, SettingsError, UserError, nearest
+from headway.text import plain, readers
+from headway.text.plain import counted
+from headway.text.sources import Source, Unpacked
+
+BLOCK = 1 << 20  # bytes
+LONG_LINE = 4 * BLOCK  # a longer one is cut at a space
+LONGEST_CELL = 1 << 26  # of a .csv file: beyond it, a quote was not closed
+
+AT_SPACE = re.compile(rb"[\x21-\x7e\x80-\xff](?=[ \n\r])")
+
+# What the notes count, and what became of it.
+NOTES = {
+    "empty line": "skipped",
+    "empty text": "skipped",
+    "CRLF line end": "read as LF",
+    "lone CR line end": "read as LF",
+    "invalid byte sequence": "read as U+FFFD",
+}
+
+
+class Misread(Exception):
+    """What is wrong at a line: counted from 0 in its block, or from 1 in its file where a block holds rows."""
+
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(line, message)
+        self.line, self.message = line, message
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How files are read: what a document is, where it stands, what to do with bytes that are not UTF-8."""
+
+    documents: str = "lines"
+    column: str | int | None = None
+    errors: str = "strict"
+    whole: bool = False  # never cut a long document
+
+    def check(self) -> None:
+        problems = []
+        if self.documents not in ("lines", "file"):
+            problems.append(f'documents = {self.documents!r}: "lines" or "file" is wanted')
+        if self.errors not in ("strict", "replace"):
+            problems.append(f'errors = {self.errors!r}: "strict" or "replace" is wanted')
+        if problems:
+            raise SettingsError(problems, "reading")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a block begins: in which file, after how many unpacked bytes (rows, in .csv and .parquet)."""
+
+    source: int = 0
+    begin: int = 0
+    continues: bool = False  # inside a document
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a file. `data` are bytes, or the rows' line numbers and texts; None says that the file ends."""
+
+    place: Place
+    form: str
+    data: bytes | tuple[list[int], list[str]] | None
+    stored: int  # bytes of the file, as it lies on disk, up to here
+    skip: int = 0  # lines of a table up to and with its header
+    column: int = 0
+    width: int = 0
+
+
+@dataclass
+class Texts:
+    """What is in a block: texts, each with its line; the first may continue the document of the block before."""
+
+    texts: list[str]
+    lines: list[int]
+    continues: bool = False
+    notes: Counter[str] = field(default_factory=Counter)
+
+
+# ---- blocks
+
+
+def blocks(sources: list[Source], reading: Reading, begin: Place | None = None) -> Iterator[Block]:
+    """The blocks of all files from `begin` on, in order; after those of a file comes one without data."""
+    begin = begin or Place()
+    for number in range(begin.source, len(sources)):
+        source = sources[number]
+        place = begin if number == begin.source else Place(number)
+        find = {"csv": csv_blocks, "parquet": parquet_blocks}.get(source.form, byte_blocks)
+        yield from find(source, reading, place)
+        yield Block(Place(number), source.form, None, source.size)
+
+
+def check_sources(sources: list[Source], reading: Reading) -> None:
+    """Look at the beginning of every file, so that what is wrong with the last one shows at once."""
+    for source in sources:
+        next(blocks([source], reading))
+
+
+def byte_blocks(source: Source, reading: Reading, begin: Place) -> Iterator[Block]:
+    """Blocks of text, JSON lines or TSV, as bytes."""
+    form = "file" if source.form == "txt" and reading.documents == "file" else source.form
+    table = table_header(source, reading) if form == "tsv" else Table()
+    with Unpacked(source.path) as stream:
+        stream.skip(begin.begin)
+        for place, data in cut(stream, begin, form, reading.whole):
+            skip = table.skip if place.begin == table.place else 0
+            yield Block(place, form, data, stream.stored(), skip, table.column, table.width)
+
+
+def cut(stream: Unpacked, place: Place, form: str, whole: bool) -> Iterator[tuple[Place, bytes]]:
+    """(where it begins, bytes) of each block from `place` on.
+
+    A block ends after a line, or, in a text that is one document and in an endless line, before a space.
+    """
+    buffer = bytearray()
+    while True:
+        old = len(buffer)
+        more = stream.read(BLOCK - old if old < BLOCK else BLOCK)  # where blocks end depends on where they begin alone
+        buffer += more
+        inside = False
+        if not more:
+            end = old
+        elif form == "file":
+            end, inside = (0 if whole else before_space(buffer, old)), True
+        else:
+            end = after_line(buffer, old)
+            if not end and form == "txt" and not whole and len(buffer) >= LONG_LINE:
+                end, inside = before_space(buffer, old), True
+        if end:
+            yield place, bytes(buffer[:end])
+            place = replace(place, begin=place.begin + end, continues=inside)
+            del buffer[:end]
+        if not more:
+            return
+
+
+def after_line(buffer: bytearray, old: int) -> int:
+    """Where the last line of the buffer ends, if it does so after the first `old` bytes; else 0."""
+    end = buffer.rfind(b"\n", old) + 1
+    return end or buffer.rfind(b"\r", max(0, old - 1), len(buffer) - 1) + 1
+
+
+def before_space(buffer: bytearray, old: int) -> int:
+    """The last place before a space or line end and after a character that is none; 0 where there is no such place.
+
+    No token crosses it, of whatever kind: the tokens of both sides are those of the whole.
+    """
+    for begin in (max(old, len(buffer) - (1 << 16)), old):
+        for match in reversed([*AT_SPACE.finditer(buffer, max(0, begin - 1))]):
+            before = buffer[max(0, match.end() - 4) : match.end()].decode("utf-8", errors="ignore")
+            if before and not before[-1].isspace():
+                return match.end()
+    return 0
+
+
+# ---- tables
+
+
+@dataclass(frozen=True)
+class Table:
+    """What the first row of a TSV file says: the text's column, how many there are, and where the header ends."""
+
+    column: int = 0
+    width: int = 0
+    place: int = -1  # of the block that the header is in
+    skip: int = 0  # lines of that block
+
+
+def table_header(source: Source, reading: Reading) -> Table:
+    line = 1
+    with Unpacked(source.path) as stream:
+        for place, data in cut(stream, Place(), "tsv", True):
+            text = decoded_in(source.path, line, data, reading.errors)
+            for number, row in enumerate(text.split("\n")):
+                if filled(cells := row.split("\t")):
+                    column, header = choose_column(f"{source.path}:{line + number}", cells, reading.column)
+                    return Table(column, len(cells), place.begin, number + 1 if header else 0)
+            line += text.count("\n")
+    raise DataError(f"{source.path}: empty; there is no row with text in it")
+
+
+def choose_column(place: str, header: list[str], column: str | int | None) -> tuple[int, bool]:
+    """(which column holds the text, whether the first row is a header)."""
+    names = [cell.strip() for cell in header]
+    if column is None:
+        if "text" not in names and len(names) > 1:
+            raise DataError(
+                f"{place}: which column is the text? found: {readers._listed(names)}; name one (--column title), "
+                "or count from 0 in a table without a header (--column 1)"
+            )
+        column = "text" if "text" in names else 0
+    return readers._column_index(place, header, column), not readers._is_index(column)
+
+
+def filled(cells: list[str]) -> bool:
+    """Whether a row is more than an empty line."""
+    return len(cells) > 1 or bool("".join(cells).strip())
+
+
+def width_problem(cells: list[str], width: int) -> str:
+    wanted = f"{width} {'is' if width == 1 else 'are'} wanted (as in the first row)"
+    return f"{counted(len(cells), 'column')} where {wanted}: {readers._shown(cells[0])}"
+
+
+def csv_blocks(source: Source, reading: Reading, begin: Place) -> Iterator[Block]:
+    """A .csv file as blocks of rows. Which quotes are open can only be told by reading it from its beginning."""
+    with Unpacked(source.path) as stream:
+        rows = (row for row in csv_rows(source, reading, stream) if filled(row[1]))
+        first = next(rows, None)
+        if first is None:
+            raise DataError(f"{source.path}: empty; there is no row with text in it")
+        column, header = choose_column(f"{source.path}:{first[0]}", first[1], reading.column)
+
+        def texts() -> Iterator[tuple[int, str]]:
+            for line, cells in rows if header else chain([first], rows):
+                if len(cells) != len(first[1]):
+                    raise DataError(f"{source.path}:{line}: {width_problem(cells, len(first[1]))}")
+                yield line, cells[column]
+
+        for row, data in grouped(islice(texts(), begin.begin, None), begin.begin):
+            yield Block(replace(begin, begin=row), "csv", data, stream.stored())
+
+
+def csv_rows(source: Source, reading: Reading, stream: Unpacked) -> Iterator[tuple[int, list[str]]]:
+    """(the line it begins on, cells) of each record; a quoted cell may run over several lines."""
+
+    def lines() -> Iterator[str]:
+        line = 1
+        for _, data in cut(stream, Place(), "csv", True):
+            text = decoded_in(source.path, line, data, reading.errors)
+            line += text.count("\n")
+            yield from (row + "\n" for row in text.removesuffix("\n").split("\n"))
+
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
+    reader = csv.reader(lines(), strict=True)
+    begins = 1
+    try:
+        for cells in reader:
+            yield begins, cells
+            begins = reader.line_num + 1
+    except csv.Error as error:
+        if "end of data" in str(error) or "field limit" in str(error):
+            raise DataError(f"{source.path}:{begins}: a quote opened in this row is never closed") from None
+        raise DataError(f"{source.path}:{begins}: not CSV ({error})") from None
+
+
+def parquet_blocks(source: Source, reading: Reading, begin: Place) -> Iterator[Block]:
+    """A .parquet file as blocks of rows; only the text column is read, one row group after another."""
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise UserError(f"{source.path}: reading parquet needs a package: pip install 'headway[parquet]'") from None
+    try:
+        with parquet.ParquetFile(source.path, buffer_size=BLOCK, pre_buffer=False) as file:
+            names, kinds = file.schema_arrow.names, file.schema_arrow.types
+            column = parquet_column(source.path, names, reading.column)
+            if "string" not in str(kinds[column]):
+                raise DataError(f"{source.path}: column '{names[column]}' is {kinds[column]}, where text is wanted")
+            groups = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+            first = passed = 0
+            while first < len(groups) and passed + groups[first] <= begin.begin:
+                first, passed = first + 1, passed + groups[first]
+            batches = file.iter_batches(256, row_groups=range(first, len(groups)), columns=[names[column]])
+            cells = (cell or "" for batch in batches for cell in batch.column(0).to_pylist())
+            texts = islice(enumerate(cells, passed + 1), begin.begin - passed, None)
+            for row, data in grouped(texts, begin.begin):
+                stored = source.size * (row + len(data[0])) // sum(groups)
+                yield Block(replace(begin, begin=row), "parquet", data, stored)
+    except UnicodeDecodeError:
+        raise DataError(f"{source.path}: not UTF-8 in column '{names[column]}'; write it again as UTF-8") from None
+    except (ArrowException, OSError) as error:
+        raise DataError(f"{source.path}: broken or cut-off parquet file ({error}); copy or write it again") from None
+
+
+def parquet_column(path: str, names: list[str], column: str | int | None) -> int:
+    if column is None or readers._is_index(column):
+        return choose_column(path, names, column)[0]
+    if column not in names:
+        raise DataError(f"{path}: no column '{column}'{nearest(str(column), names)}")
+    return names.index(str(column))
+
+
+def grouped(texts: Iterator[tuple[int, str]], row: int) -> Iterator[tuple[int, tuple[list[int], list[str]]]]:
+    """(number of the first, (lines, texts)) of the rows from `row` on, about BLOCK characters together."""
+    while True:
+        lines: list[int] = []
+        kept: list[str] = []
+        size = 0
+        for line, text in texts:
+            lines.append(line)
+            kept.append(text)
+            size += len(text) + 1
+            if size >= BLOCK:
+                break
+        if not lines:
+            return
+        yield row, (lines, kept)
+        row += len(lines)
+
+
+# ---- from a block to its texts
+
+
+def texts_of(block: Block, reading: Reading) -> Texts:
+    """The documents in a block. Raises Misread."""
+    if isinstance(block.data, tuple):
+        return without_blanks(Texts(block.data[1], block.data[0]), "empty text")
+    found = Texts([], [], block.place.continues)
+    text = decoded(block.data or b"", reading.errors, found.notes)
+    if block.form == "file":
+        found.texts, found.lines = [text], [0]
+        return without_blanks(found, "empty text")
+    found.texts = text.removesuffix("\n").split("\n")[block.skip :]
+    found.lines = list(range(block.skip, block.skip + len(found.texts)))
+    if block.form == "tsv":
+        found.texts = [text_cell(line, number, block) for number, line in enumerate(found.texts, block.skip)]
+    else:
+        without_blanks(found, "empty line")
+    if block.form == "jsonl":
+        key = "text" if reading.column is None else str(reading.column)
+        found.texts = [json_text(line, number, key) for number, line in zip(found.lines, found.texts, strict=True)]
+    return without_blanks(found, "empty text")
+
+
+def without_blanks(found: Texts, noun: str) -> Texts:
+    """Leave out the texts that are blank, except one that continues a document."""
+    keep = [place for place, text in enumerate(found.texts) if (found.continues and not place) or text.strip()]
+    if len(keep) < len(found.texts):
+        found.notes[noun] += len(found.texts) - len(keep)
+        found.texts, found.lines = [found.texts[place] for place in keep], [found.lines[place] for place in keep]
+    return found
+
+
+def text_cell(line: str, number: int, block: Block) -> str:
+    """The text in a line of TSV; an empty line has an empty one."""
+    cells = line.split("\t")
+    if len(cells) != block.width:
+        if filled(cells):
+            raise Misread(number, width_problem(cells, block.width))
+        return ""
+    return cells[block.column]
+
+
+def json_text(line: str, number: int, key: str) -> str:
+    shown = readers._shown(line)
+    try:
+        item = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise Misread(number, f"not JSON ({error.msg}) at column {error.colno}: {shown}") from None
+    except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
+        raise Misread(number, f"not JSON that can be read ({error}): {shown}") from None
+    if not isinstance(item, dict):
+        raise Misread(number, f'not a JSON object (like {{"text": "..."}}): {shown}')
+    if problem := readers._json_problem(item, key):
+        raise Misread(number, problem)
+    return item[key]
+
+
+def decoded(raw: bytes, errors: str, notes: Counter[str]) -> str:
+    """Bytes as text with `\\n` line ends. A NUL byte is never text."""
+    for ending, name in ((b"\r\n", "CRLF line end"), (b"\r", "lone CR line end")):
+        if found := raw.count(ending):
+            notes[name] += found
+            raw = raw.replace(ending, b"\n")
+    if (nul := raw.find(b"\0")) >= 0:
+        line, byte = plain._place(raw, nul)
+        way = "this looks like a binary file (or UTF-16): re-save it as UTF-8 text"
+        raise Misread(line - 1, f"NUL byte at byte {byte}; {way}")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if errors == "strict":
+            line, byte = plain._place(raw, error.start)
+            way = "re-save it as UTF-8 or pass --errors replace"
+            raise Misread(line - 1, f"not UTF-8 at byte {byte} (0x{raw[error.start]:02x}); {way}") from None
+    text = raw.decode("utf-8", errors="replace")
+    notes["invalid byte sequence"] += text.count("\ufffd") - raw.count("\ufffd".encode())
+    return text
+
+
+def decoded_in(path: str, line: int, raw: bytes, errors: str) -> str:
+    """The same for whoever knows that `raw` begins at `line` of a file."""
+    try:
+        return decoded(raw, errors, Counter())
+    except Misread as problem:
+        raise DataError(f"{path}:{line + problem.line}: {problem.message}") from None
+
+
+def located(problem: Misread, block: Block, source: Source, reading: Reading) -> DataError:
+    """The error for what is wrong in a block, with its file and line; the lines before it are counted now."""
+    if block.form == "parquet":
+        return DataError(f"{source.path}: row {problem.line}: {problem.message}")
+    if block.form == "csv":
+        return DataError(f"{source.path}:{problem.line}: {problem.message}")
+    line = problem.line + 1
+    for before in blocks([source], reading):
+        if not isinstance(before.data, bytes) or before.place.begin >= block.place.begin:
+            break
+        line += before.data.count(b"\n") + before.data.count(b"\r") - before.data.count(b"\r\n")
+    return DataError(f"{source.path}:{line}: {problem.message}")

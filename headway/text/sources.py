@@ -1,0 +1,182 @@
+"""The files of a corpus: which they are, and their bytes without packing.
+
+Text, JSON lines, CSV, TSV and parquet; text and tables also packed by gzip, bzip2, xz or zstd.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import lzma
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from headway.errors import DataError, UserError
+from headway.text import plain, readers
+
+FORMS = ("txt", *readers.TABLES, "parquet")
+PACKED = (".gz", ".bz2", ".xz", ".zst")
+STEP = 1 << 20  # bytes that are unpacked at once to be passed over
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file as it was found."""
+
+    path: str
+    size: int
+    mtime: int  # nanoseconds
+
+    def described(self) -> dict[str, Any]:
+        return {"path": os.path.abspath(self.path), "size": self.size, "mtime_ns": self.mtime}
+
+    @classmethod
+    def at(cls, path: str) -> Source:
+        with opened(path) as file:
+            found = os.fstat(file.fileno())
+        if not found.st_size:
+            raise DataError(f"{path}: empty; there is nothing in it")
+        return cls(path, found.st_size, found.st_mtime_ns)
+
+    @property
+    def form(self) -> str:
+        """'tsv', 'csv', 'jsonl' or 'parquet' by its name; anything else is text."""
+        name = Path(self.path).name.lower()
+        for ending in PACKED:
+            name = name.removesuffix(ending)
+        ending = Path(name).suffix.removeprefix(".")
+        return ending if ending in FORMS else "txt"
+
+
+def find_sources(files: Iterable[str]) -> list[Source]:
+    """The files that names, folders and patterns stand for, in the order given, sorted within each."""
+    endings = tuple(f".{form}{packed}" for form in FORMS for packed in ("", *PACKED))
+    found: list[str] = []
+    for name in files:
+        if os.path.isdir(name):
+            inside = sorted(path for path in Path(name).rglob("*") if path.name.lower().endswith(endings))
+            seen = [path for path in inside if not any(part[0] == "." for part in path.relative_to(name).parts)]
+            if not seen:
+                raise DataError(f"{name}: no .txt, .jsonl, .csv, .tsv or .parquet file (or packed one) in this folder")
+            found += [str(path) for path in seen if path.is_file()]
+        else:
+            found += [str(path) for path in readers._files(name)]
+    if not found:
+        raise UserError("no files to read; name a file, a folder or a pattern")
+    return [Source.at(path) for path in found]
+
+
+def opened(path: str) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"{path}: no such file{plain._lookalike(Path(path))}") from None
+    except IsADirectoryError:
+        raise DataError(f"{path}: this is a folder where a file is wanted") from None
+    except PermissionError:
+        raise DataError(f"{path}: no permission to read it; check its owner and mode (ls -l)") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from None
+
+
+class Unpacked:
+    """A file's bytes without packing and byte-order mark. The first bytes decide how it is packed, not the name."""
+
+    KINDS = (
+        ("gzip", ".gz", rb"\x1f\x8b"),
+        ("bzip2", ".bz2", rb"BZh[1-9]1AY&"),
+        ("xz", ".xz", rb"\xfd7zXZ\0"),
+        ("zstd", ".zst", rb"\x28\xb5\x2f\xfd"),
+    )
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.file = opened(path)
+        first = self.file.read(8)
+        self.file.seek(0)
+        self.kind = next((kind for kind, _, mark in self.KINDS if re.match(mark, first)), "")
+        wanted = next((kind for kind, ending, _ in self.KINDS if path.lower().endswith(ending)), "")
+        if wanted and self.kind != wanted:
+            raise DataError(f"{path}: not {wanted}, in spite of its name; compress it, or rename it")
+        openers: dict[str, Callable[[BinaryIO], Any]] = {
+            "gzip": lambda file: gzip.GzipFile(fileobj=file),
+            "bzip2": bz2.BZ2File,
+            "xz": lzma.LZMAFile,
+            "zstd": lambda file: Zstd(file, path),
+        }
+        self.stream = openers[self.kind](self.file) if self.kind else self.file
+        self.ahead = b""
+        self.ahead = self.read(4)
+        for mark, name in plain.FOREIGN_MARKS.items():
+            if self.ahead.startswith(mark):
+                raise DataError(
+                    f"{path}: this is {name} (it begins with a {name} byte-order mark); re-save it as UTF-8"
+                )
+        self.ahead = self.ahead.removeprefix(codecs.BOM_UTF8)
+
+    def __enter__(self) -> Unpacked:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.file.close()
+
+    def read(self, size: int) -> bytes:
+        ahead, self.ahead = self.ahead[:size], self.ahead[size:]
+        try:
+            return ahead + self.stream.read(size - len(ahead))
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+            if self.kind:
+                way = f"broken or cut-off {self.kind} file ({error}); copy or compress it again"
+                raise DataError(f"{self.path}: {way}") from None
+            raise DataError(f"{self.path}: cannot be read ({error})") from None
+
+    def skip(self, size: int) -> None:
+        """Go on by `size` unpacked bytes."""
+        while size > 0 and (passed := self.read(min(size, STEP if self.kind else 4))):
+            size -= len(passed)
+            if not self.kind and not self.ahead:
+                self.file.seek(size, os.SEEK_CUR)
+                return
+
+    def stored(self) -> int:
+        """How far it has been read, in bytes as they lie on disk."""
+        return self.file.tell()
+
+
+class Zstd:
+    """Unpacks zstd with the `zstandard` package, frame after frame, and notices a file that was cut off."""
+
+    def __init__(self, file: BinaryIO, path: str) -> None:
+        try:
+            import zstandard
+        except ImportError:
+            raise UserError(f"{path}: reading zstd needs a package: pip install 'headway[zstd]'") from None
+        self.file, self.package = file, zstandard
+        self.frame: Any = None
+        self.waiting = bytearray()
+
+    def read(self, size: int) -> bytes:
+        while len(self.waiting) < size:
+            packed = self.file.read(1 << 16)
+            if not packed:
+                if self.frame is not None:
+                    raise EOFError("it ends within a frame")
+                break
+            while packed:
+                self.frame = self.frame or self.package.ZstdDecompressor().decompressobj()
+                try:
+                    self.waiting += self.frame.decompress(packed)
+                except self.package.ZstdError as error:
+                    raise EOFError(str(error)) from None
+                packed = self.frame.unused_data
+                if self.frame.eof:
+                    self.frame = None
+        made = bytes(self.waiting[:size])
+        del self.waiting[:size]
+        return made

@@ -1,0 +1,723 @@
+"""Preparing shards: the tokens of the plain way, whatever the blocks, the workers and the moments it is killed at."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import errno
+import gzip
+import io
+import json
+import lzma
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.cli import run_command
+from headway.console import Lines
+from headway.errors import DataError, RunError, SettingsError, UserError
+from headway.tasks.corpus import Corpus
+from headway.text import BPE, KINDS, Bytes, Characters, Tokenizer, Words, blocks, read_documents, shards, sources
+from headway.text import prepare as preparing
+from headway.text.blocks import Reading
+from headway.text.lookup import Lookup, can_look_up
+from headway.text.prepare import prepare
+from headway.text.shards import Shards
+from headway.text.sources import Source
+from headway.text.workers import Worker
+
+STORY = [
+    "It was the best of times, it was the worst of times.",
+    "  Ærø isn't in Москва; 東京 has 13,960,236 people — or so they'd say…",
+    "",
+    "tab\there, a dash - and 'quotes', \"more\"",
+    "We're 2½ hours\u3000late\xa0again!!!   ",
+] * 3
+FORMS = ("txt", "jsonl", "tsv", "csv")
+PACKERS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names in messages are short; blocks are so small that a few lines make many."""
+    monkeypatch.chdir(tmp_path)
+    small_blocks(monkeypatch)
+
+
+def small_blocks(monkeypatch: pytest.MonkeyPatch, size: int = 64) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", size)
+    monkeypatch.setattr(blocks, "LONG_LINE", 4 * size)
+
+
+def write(name: str, content: str | bytes) -> str:
+    """A file with exactly these bytes, packed as its name says."""
+    raw = content.encode() if isinstance(content, str) else content
+    Path(name).write_bytes(PACKERS.get(Path(name).suffix, bytes)(raw))
+    return name
+
+
+def story(form: str, packed: str = "", name: str = "story") -> str:
+    """The story as a file of this form."""
+    if form == "csv":
+        table = io.StringIO()
+        csv.writer(table).writerows([["id", "text"], *([number, text] for number, text in enumerate(STORY))])
+        content = table.getvalue()
+    elif form == "tsv":
+        content = "id\ttext\n" + "".join(f"{n}\t{text}\n" for n, text in enumerate(STORY)).replace("tab\t", "tab ")
+    elif form == "jsonl":
+        content = "".join(json.dumps({"id": n, "text": text}) + "\n\n" for n, text in enumerate(STORY))
+    else:
+        content = "\n".join(STORY)
+    return write(f"{name}.{form}{packed}", content)
+
+
+def tokenizer_of(kind: str) -> Tokenizer:
+    return KINDS[kind].train([*STORY, "\t\n"])
+
+
+def expected(texts: list[str], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """(tokens, starts) as a task makes them from texts in memory."""
+    corpus = Corpus.encode(texts, tokenizer, "", closing=len(texts) > 1)
+    return corpus.tokens.tolist(), corpus.starts[:-1].tolist()
+
+
+def contents(found: Shards) -> tuple[list[int], list[int]]:
+    return found.tokens[:].tolist(), found.starts[:].tolist()
+
+
+def files_of(folder: str | Path) -> dict[str, bytes]:
+    """Every file by its name; the lock aside."""
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name != ".lock"}
+
+
+def refusal(*arguments: object, **options: object) -> str:
+    with pytest.raises(UserError) as caught:
+        prepare(*arguments, **options)
+    return str(caught.value)
+
+
+# ---- the same tokens as the plain way
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", FORMS)
+def test_shards_hold_the_tokens_of_the_file(form: str, kind: str) -> None:
+    path, tokenizer = story(form), tokenizer_of(kind)
+    made = prepare([path], "out", tokenizer, shard_tokens=100)
+    assert contents(made) == expected(read_documents(path), tokenizer)
+    assert len(made.index.shards) == -(-len(made.tokens) // 100) > 1
+    made.verify()
+    assert [tokenizer.decode(made.document(number)).removeprefix(tokenizer.lead) for number in range(len(made))] == [
+        text.replace("tab\t", "tab ") if form == "tsv" else text for text in STORY if text
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_is_one_document_is_cut_where_no_token_is(kind: str) -> None:
+    path, tokenizer = story("txt"), tokenizer_of(kind)
+    made = prepare([path], "out", tokenizer, documents="file")
+    assert contents(made) == expected(read_documents(path, documents="file"), tokenizer)
+    assert tokenizer.mask not in made.tokens[:]  # one document has no mark to close it
+    both = prepare([path, story("txt", name="other")], "both", tokenizer, documents="file")
+    assert contents(both) == expected(read_documents("*.txt", documents="file"), tokenizer)
+
+
+@pytest.mark.parametrize("packed", PACKERS)
+@pytest.mark.parametrize("form", ["txt", "csv"])
+def test_packed_files_are_unpacked(packed: str, form: str) -> None:
+    tokenizer = Bytes()
+    plain, other = story(form), story(form, packed, "packed")
+    assert contents(prepare([other], "out", tokenizer)) == expected(read_documents(plain), tokenizer)
+
+
+def test_zstd_in_several_frames_and_cut_off() -> None:
+    zstandard = pytest.importorskip("zstandard")
+    raw = Path(story("txt")).read_bytes()
+    frames = [zstandard.compress(part) for part in (raw[:100], raw[100:])]
+    Path("a.txt.zst").write_bytes(b"".join(frames))
+    assert contents(prepare(["a.txt.zst"], "out", "bytes")) == expected(read_documents("story.txt"), Bytes())
+    Path("b.txt.zst").write_bytes(b"".join(frames)[:-5])
+    assert "b.txt.zst: broken or cut-off zstd file" in refusal(["b.txt.zst"], "b", "bytes")
+
+
+def test_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"id": list(range(len(STORY))), "text": STORY, "title": [None, *STORY[1:]]})
+    parquet.write_table(table, "a.parquet", row_group_size=4)
+    texts = [text for text in STORY if text]
+    made = prepare(["a.parquet"], "out", "characters", shard_tokens=50)
+    assert contents(made) == expected(texts, Characters.train(texts))
+    assert contents(prepare(["a.parquet"], "titles", Bytes(), column="title")) == expected(texts[1:], Bytes())
+    with monkeypatch.context() as patch:  # killed after three shards
+        fail_after(patch, 3)
+        refusal(["a.parquet"], "stopped", "characters", shard_tokens=50)
+    prepare(["a.parquet"], "stopped", "characters", shard_tokens=50, resume=True)
+    assert files_of("stopped") == files_of("out")
+    assert refusal(["a.parquet"], "x", Bytes(), column="txet") == "a.parquet: no column 'txet'; did you mean 'text'?"
+    assert "column 'id' is int64, where text is wanted" in refusal(["a.parquet"], "x", Bytes(), column="id")
+    Path("b.parquet").write_bytes(Path("a.parquet").read_bytes()[:-9])
+    assert "b.parquet: broken or cut-off parquet file" in refusal(["b.parquet"], "x", Bytes())
+
+
+def test_folders_patterns_and_the_order_of_files() -> None:
+    Path("in/deep").mkdir(parents=True)
+    for name, text in {"in/b.txt": "b", "in/a.jsonl": '{"text": "a"}', "in/deep/c.csv": "text\nc\n"}.items():
+        write(name, text)
+    write("in/notes.md", "not read")
+    write("z.txt", "z")
+    made = prepare(["z.txt", "in", "in/*.txt"], "out", Bytes())
+    assert made.tokenizer.decode(made.tokens[:], specials=True) == "z⁇a⁇b⁇c⁇b⁇"
+    names = [Path(source["path"]).name for source in made.index.sources]
+    assert names == ["z.txt", "a.jsonl", "b.txt", "c.csv", "b.txt"]
+
+
+PIECES = [
+    *"ab1-,.’½é東",
+    "'s",
+    "\u0301",
+    "don't",
+    "word",
+    " ",
+    " ",
+    "  ",
+    "\t",
+    "\u3000",
+    "\xa0",
+    "\x85",
+    "\u2028",
+    "\x1c",
+]
+ENDS = ["\n", "\r", "\r\n", "\n\n"]
+TEXT = st.lists(st.sampled_from([*PIECES, *PIECES, *ENDS]), max_size=150).map("".join)
+RICH = ["".join(random.Random(number).choices([*PIECES, "\n"], k=60)) for number in range(300)]
+"""Texts in which any two pieces stand together often, so that a cut at a wrong place shows in the tokens."""
+LEARNED = {kind: KINDS[kind].train(RICH, {"words": 2000, "bpe": 1500}.get(kind)) for kind in KINDS}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=TEXT,
+    size=st.integers(1, 60),
+    kind=st.sampled_from(sorted(KINDS)),
+    documents=st.sampled_from(["lines", "file"]),
+)
+def test_where_blocks_end_changes_no_token(text: str, size: int, kind: str, documents: str, tmp_path_factory) -> None:
+    """Every block encoded alone, against the whole file at once."""
+    path = tmp_path_factory.getbasetemp() / "any.txt"
+    path.write_bytes(text.encode())
+    if not text.strip():
+        return
+    whole = read_documents(path, documents=documents)
+    assert in_blocks(path, size, kind, documents) == [
+        token for each in whole for token in (1, *LEARNED[kind].encode(LEARNED[kind].lead + each))
+    ]
+
+
+def in_blocks(path: Path, size: int, kind: str, documents: str) -> list[int]:
+    """The tokens of a file, block by block, each document with a mark in front."""
+    reading = Reading(documents)
+    worker = Worker(reading, LEARNED[kind])
+    tokens: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        small_blocks(patch, size)
+        for block in blocks.blocks([Source.at(str(path))], reading):
+            if block.data is not None:
+                tokens += np.frombuffer(worker.encode(block).tokens, np.uint16).tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_lines_and_short_ones_in_any_blocks(kind: str) -> None:
+    texts = ["word " * 20, "a", "word", "’" * 30 + "  b" * 9, "東\u3000\u3000  東" * 9, "a"]
+    Path("a.txt").write_text("\n".join(texts))
+    wanted = [token for text in texts for token in (1, *LEARNED[kind].encode(LEARNED[kind].lead + text))]
+    for size in range(2, 40):
+        assert in_blocks(Path("a.txt"), size, kind, "lines") == wanted, size
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.text(), TEXT, st.text(st.characters(min_codepoint=0x20, max_codepoint=0x24FF))))
+def test_looking_words_up_gives_the_ids_of_the_library(text: str) -> None:
+    assert np.frombuffer(LOOKUP.encode(text), np.uint16).tolist() == LEARNED["bpe"].encode(text)
+
+
+def test_looking_words_up_needs_to_know_every_character() -> None:
+    """One that was not seen yet is asked for at once, in whatever text it comes."""
+    for text in ("a東", "½1½", "b\u0301", "\u3000\u3000 a", "word\U0001d400"):
+        fresh = Lookup(LEARNED["bpe"], np.dtype("<u2"))
+        assert np.frombuffer(fresh.encode(text), np.uint16).tolist() == LEARNED["bpe"].encode(text)
+
+
+LOOKED_UP = BPE.train(STORY, 300)
+LOOKUP = Lookup(LEARNED["bpe"], np.dtype("<u2"))
+
+
+def test_only_a_bpe_that_cuts_words_alike_is_looked_up() -> None:
+    described = LOOKED_UP.to_json()
+    assert can_look_up(LOOKED_UP) and not can_look_up(Bytes())
+    described["tokenizers"]["pre_tokenizer"]["use_regex"] = False
+    other = Tokenizer.from_json(described)
+    assert not can_look_up(other)
+    made = prepare([story("txt")], "out", other, documents="file")  # a token may cross a space: the file stays whole
+    assert contents(made) == expected(read_documents("story.txt", documents="file"), other)
+
+
+def test_marks_and_foreign_line_ends_are_read_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    for form, line in (("txt", b"a b"), ("jsonl", b'{"text": "a b"}'), ("csv", b'text,n\r\n"a b",1'), ("tsv", b"text")):
+        path = write(f"a.{form}", b"\xef\xbb\xbf" + line + b"\r\n\r\n" + line.split(b"\n")[-1] + b"\r")
+        assert contents(prepare([path], form, "bytes")) == expected(read_documents(path), Bytes())
+    write("b.txt", b"a\r\nb\r\nc\rd\r\n\r\ne")
+    for size in range(1, 9):  # a line end is never cut in two
+        small_blocks(monkeypatch, size)
+        said = io.StringIO()
+        assert contents(prepare(["b.txt"], f"b{size}", "bytes", report=Lines(said))) == expected([*"abcde"], Bytes())
+        for note in ("4 CRLF line ends read as LF", "1 lone CR line end read as LF", "1 empty line skipped"):
+            assert f"b.txt: {note}" in said.getvalue()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 7, 1000])
+def test_any_size_of_shard_holds_the_same_tokens(number: int) -> None:
+    write("a.txt", "ab\nc\n\ndef\n")
+    tokens, starts = expected(["ab", "c", "def"], Bytes())
+    made = prepare(["a.txt"], "out", Bytes(), shard_tokens=number)
+    assert contents(made) == (tokens, starts) == ([99, 100, 1, 101, 1, 102, 103, 104, 1], [0, 3, 5])
+    assert [shard.tokens for shard in made.index.shards] == [
+        min(number, len(tokens) - begin) for begin in range(0, len(tokens), number)
+    ]
+
+
+def test_a_vocabulary_past_uint16_takes_uint32() -> None:
+    tokenizer = Characters([chr(code) for code in range(0x10000, 0x10000 + 70_000)])
+    text = chr(0x10000) + chr(0x10000 + 69_999)
+    made = prepare([write("a.txt", text)], "out", tokenizer)
+    assert (made.index.dtype, made.tokens[:].tolist()) == ("uint32", [2, 70_001])
+
+
+# ---- tokenizers that are learned
+
+
+@pytest.mark.parametrize(("kind", "size"), [("characters", None), ("bytes", None), ("words", 90), ("bpe", 280)])
+@pytest.mark.parametrize("documents", ["lines", "file"])
+def test_a_tokenizer_is_learned_as_a_run_would(kind: str, size: int | None, documents: str) -> None:
+    path = story("txt")
+    made = prepare([path], "out", kind, size=size, documents=documents)
+    wanted = KINDS[kind].train(read_documents(path, documents=documents), size)
+    assert made.tokenizer.fingerprint() == made.index.tokenizer == wanted.fingerprint()
+
+
+def test_a_sample_is_bounded_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparing, "SAMPLE", 200)
+    path = story("txt")
+    said = io.StringIO()
+    made = prepare([path], "out", "words", report=Lines(said))
+    size = os.path.getsize(path)
+    assert f"tokenizer: words, learned from a sample, one block in 8 of {size} bytes" in said.getvalue()
+    assert "characters are collected in one pass over all" in said.getvalue()
+    assert contents(made) == expected(read_documents(path), made.tokenizer)  # rare characters are known all the same
+    assert len(made.tokenizer) < len(Words.train(STORY))
+
+
+def test_a_tokenizer_is_taken_from_a_file_or_a_run() -> None:
+    path = story("txt")
+    Path("run").mkdir()
+    LOOKED_UP.save("run/tokenizer.json")
+    for number, given_as in enumerate(("run", "run/tokenizer.json", LOOKED_UP)):
+        assert prepare([path], f"out{number}", given_as).index.tokenizer == LOOKED_UP.fingerprint()
+    assert refusal([path], "x", "run", size=9) == "--size 9: run has the size it has; leave it out"
+    assert "--tokenizer bpee: neither a kind nor a tokenizer.json or a run directory; did you mean 'bpe'?" in refusal(
+        [path], "x", "bpee"
+    )
+    assert "--size 9: a bytes tokenizer has no size to choose" in refusal([path], "x", "bytes", size=9)
+    assert "--size 9: must be at least 258" in refusal([path], "x", "bpe", size=9)
+
+
+# ---- workers
+
+
+def test_the_number_of_workers_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparing, "ALONE", 0)
+    paths = [story("txt"), story("csv", ".gz")]
+    for workers in (1, 3):
+        prepare(paths, f"out{workers}", LOOKED_UP, workers=workers, shard_tokens=100)
+    assert files_of("out1") == files_of("out3")
+
+
+IDLE = """
+import os, signal
+from pathlib import Path
+from headway.text import Bytes, blocks
+from headway.text.workers import Worker, workers
+from headway.text.sources import Source
+if __name__ == "__main__":
+    reading = blocks.Reading()
+    worker = Worker(reading, Bytes())
+    with workers(2, worker) as submit:
+        for block in blocks.blocks([Source.at("story.txt")], reading):
+            if block.data is not None:
+                submit(worker.encode, block).result()
+        Path("children").write_text(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text())
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+def test_workers_end_with_the_process_that_started_them() -> None:
+    story("txt")
+    done = subprocess.run([sys.executable, "-c", IDLE], stderr=subprocess.DEVNULL, check=False)
+    children = Path("children").read_text().split()
+    assert done.returncode == -signal.SIGKILL and len(children) >= 2
+    wait_for(lambda: not any(alive(child) for child in children), 10)
+
+
+def test_the_command_killed_while_its_workers_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_blocks(monkeypatch, 1 << 20)
+    lines = [f"{number} {text}" for number in range(3500) for text in STORY if text]
+    write("big.txt", "\n".join(lines))
+    LOOKED_UP.save("tokenizer.json")
+    options = ["--tokenizer", "tokenizer.json", "--shard-tokens", "400000", "--workers", "2", "--out", "out"]
+    command = [sys.executable, "-m", "headway", "data", "prepare", "big.txt", *options]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    wait_for(lambda: Path("out/shard-00000.idx").exists())
+    process.kill()
+    process.wait()
+    assert "index.json" not in files_of("out")
+    whole = Path("out/shard-00000.bin").stat()
+    assert subprocess.run([*command, "--resume"], check=False, capture_output=True).returncode == 0
+    assert Path("out/shard-00000.bin").stat() == whole  # not written again
+    prepare(["big.txt"], "other", "tokenizer.json", shard_tokens=400_000, workers=1)
+    assert files_of("out") == files_of("other")
+
+
+def alive(process: str) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition, seconds: float = 30) -> None:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.02)
+
+
+# ---- stopped and resumed
+
+KILLED = """
+import os, signal, sys
+from headway.text import blocks
+from headway.text.prepare import prepare
+blocks.BLOCK = 64
+left = int(sys.argv[1])
+def dies_at(call):
+    def counted(*arguments):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments)
+    return counted
+os.fsync, os.replace = dies_at(os.fsync), dies_at(os.replace)
+prepare(["story.txt", "story.csv.gz"], "out", "bpe", size=280, shard_tokens=150, resume=True)
+print(left)
+"""
+
+
+def test_killed_at_any_write_and_resumed_it_ends_with_the_same_files() -> None:
+    story("txt"), story("csv", ".gz")
+    options = {"size": 280, "shard_tokens": 150}
+    whole = files_of(prepare(["story.txt", "story.csv.gz"], "whole", "bpe", **options).folder)
+    assert len(whole) > 2 * 5  # several shards
+    seen = Counter()
+    for moment in (0, 1, 3, 5, 8, 13, 21, 30):
+        for path in Path().glob("out/*"):
+            path.unlink()
+        for again in (moment, moment + 7):  # killed, resumed, killed some writes later
+            done = subprocess.run([sys.executable, "-c", KILLED, str(again)], capture_output=True, check=False)
+            assert done.returncode in (0, -signal.SIGKILL), done.stderr
+            seen[len(list(Path("out").glob("shard-*.idx")))] += 1
+        prepare(["story.txt", "story.csv.gz"], "out", "bpe", resume=True, **options)
+        assert files_of("out") == whole
+    assert len(seen) > 3  # it was killed with different numbers of shards done
+
+
+def fail_after(patch: pytest.MonkeyPatch, number: int, code: int = errno.ENOSPC) -> None:
+    """From shard `number` on, the disk is full."""
+    real = shards.Growing.write
+
+    def failing(self: shards.Growing, data: np.ndarray) -> None:
+        if self.path.name >= f"shard-{number:05d}":
+            raise OSError(code, os.strerror(code))
+        real(self, data)
+
+    patch.setattr(shards.Growing, "write", failing)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("number", [0, 1, 4])
+def test_no_room_on_the_disk(form: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = story(form)
+    prepare([path], "whole", LOOKED_UP, shard_tokens=90)
+    with monkeypatch.context() as patch:
+        fail_after(patch, number)
+        message = refusal([path], "out", LOOKED_UP, shard_tokens=90)
+    assert message.startswith("out: cannot be written (No space left on device); make room; ")
+    if number == 0:
+        assert message.endswith("nothing was written yet, begin anew") and not Path("out").exists()
+    else:
+        assert message.endswith(f"{number} whole shard{'s' * (number > 1)} kept, go on with --resume")
+        assert not list(Path("out").glob(".*.tmp"))
+        with pytest.raises(DataError, match=r"an unfinished preparation; finish it with .* --resume"):
+            Shards("out")
+    said = io.StringIO()
+    prepare([path], "out", LOOKED_UP, shard_tokens=90, resume=True, report=Lines(said))
+    assert files_of("out") == files_of("whole")
+    empty = STORY.count("") * (1 if form != "jsonl" else len(STORY) + STORY.count(""))
+    assert form == "jsonl" or f"{path}: {empty} empty" in said.getvalue()  # notes count the file, not the rest of it
+
+
+@pytest.mark.parametrize("shard_tokens", [1, 4, 8, 9, 10, 1000])
+@pytest.mark.parametrize("text", ["ab\nc\ndef\n", "just one"])
+def test_stopped_when_only_the_index_was_missing(text: str, shard_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write("a.txt", text)
+    prepare([path], "whole", "bytes", shard_tokens=shard_tokens)
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.Index, "write", lambda index, folder: os.mkdir("a.txt"))
+        assert "out: cannot be written (File exists); mend that; " in refusal(
+            [path], "out", "bytes", shard_tokens=shard_tokens
+        )
+    prepare([path], "out", "bytes", shard_tokens=shard_tokens, resume=True)
+    assert files_of("out") == files_of("whole")
+
+
+def test_a_file_that_changes_under_the_reader_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = story("txt")
+    monkeypatch.setattr(preparing.Preparation, "end_file", lambda *arguments: os.utime(path, (1, 1)))
+    assert "story.txt: changed while it was read" in refusal([path], "out", "bytes")
+
+
+def test_a_shard_that_was_damaged_since_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = story("txt")
+    prepare([path], "whole", LOOKED_UP, shard_tokens=90)
+    for number in (2, 4):
+        with monkeypatch.context() as patch:
+            fail_after(patch, number)
+            refusal([path], "out", LOOKED_UP, shard_tokens=90, resume=True)
+    Path("out/shard-00002.bin").write_bytes(b"short")
+    prepare([path], "out", LOOKED_UP, shard_tokens=90, resume=True)
+    assert files_of("out") == files_of("whole")
+
+
+def test_what_is_there_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = story("txt")
+    prepare([path], "out", "bytes")
+    before = files_of("out")
+    assert refusal([path], "out", "bytes") == (
+        "out: holds a finished preparation; train on it, or choose another folder with --out"
+    )
+    prepare([path], "out", "bytes", resume=True)  # nothing left to do
+    assert files_of("out") == before
+    with monkeypatch.context() as patch:
+        fail_after(patch, 1)
+        refusal([path], "half", "bytes", shard_tokens=90)
+    assert refusal([path], "half", "bytes", shard_tokens=90) == (
+        "half: holds an unfinished preparation; go on with --resume, or choose another --out"
+    )
+    Path("mine").mkdir()
+    write("mine/thesis.txt", "years of work")
+    assert "mine: exists already and is no preparation" in refusal([path], "mine", "bytes", resume=True)
+    assert files_of("mine") == {"thesis.txt": b"years of work"}
+
+
+def test_resuming_needs_the_same_files_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = story("txt")
+    with monkeypatch.context() as patch:
+        fail_after(patch, 1)
+        refusal([path], "half", "bytes", shard_tokens=90)
+    same = {"shard_tokens": 90, "resume": True}
+    assert "shard_tokens: 90 there, 91 now" in refusal([path], "half", "bytes", shard_tokens=91, resume=True)
+    assert "tokenizer: bytes of size None there, characters of size None now" in refusal(
+        [path], "half", "characters", **same
+    )
+    assert "1 file there, 2 now" in refusal([path, path], "half", "bytes", **same)
+    write("story.txt", "something else")
+    assert "story.txt: changed since" in refusal([path], "half", "bytes", **same)
+
+
+def test_a_new_preparation_that_fails_leaves_nothing_behind() -> None:
+    write("bad.txt", b"good\n" * 50 + b"b\xe9d\n")
+    for kind in KINDS:
+        assert "bad.txt:51: not UTF-8 at byte 2 (0xe9)" in refusal(["bad.txt"], "out", kind)
+        assert not Path("out").exists()
+
+
+# ---- bad input
+
+
+BAD = {
+    "latin.txt": (b"fine\n" * 40 + b"caf\xe9\n", "latin.txt:41: not UTF-8 at byte 4 (0xe9); re-save it as UTF-8"),
+    "nul.txt": (b"a\n" * 99 + b"b\0", "nul.txt:100: NUL byte at byte 2; this looks like a binary file"),
+    "cr.txt": (b"one\rtwo\r\nthree\n\xff", "cr.txt:4: not UTF-8 at byte 1 (0xff)"),
+    "wide.txt": ("wide".encode("utf-16"), "wide.txt: this is UTF-16"),
+    "empty.txt": (b"", "empty.txt: empty; there is nothing in it"),
+    "blank.txt": (b" \n\n\t\n" * 40, "blank.txt: empty; there is no text in it"),
+    "cut.txt.gz": (gzip.compress(b"many words\n" * 999)[:-9], "cut.txt.gz: broken or cut-off gzip file"),
+    "bits.txt.gz": (gzip.compress(b"many words\n" * 999)[:-8] + b"\0" * 8, "bits.txt.gz: broken or cut-off gzip file"),
+    "plain.txt.gz": (b"not packed", "plain.txt.gz: not gzip, in spite of its name"),
+    "cut.txt.xz": (lzma.compress(b"many words\n" * 999)[:-9], "cut.txt.xz: broken or cut-off xz file"),
+    "list.jsonl": (b'{"text": "a"}\n' * 20 + b"[1]\n", "list.jsonl:21: not a JSON object"),
+    "half.jsonl": (b'{"text": "a"}\n\n{"text": \n', "half.jsonl:3: not JSON"),
+    "key.jsonl": (b'{"text": "a"}\n' * 20 + b'{"txet": "b"}\n', "key.jsonl:21: no key 'text'; did you mean 'txet'?"),
+    "number.jsonl": (b'{"text": 5}\n', "number.jsonl:1: 'text' is 5, where a string is wanted"),
+    "which.csv": (b"a,b\n1,2\n", "which.csv:1: which column is the text? found: 'a', 'b'; name one (--column title)"),
+    "ragged.csv": (b"text,b\n" + b"1,2\n" * 30 + b"3\n", "ragged.csv:32: 1 column where 2 are wanted"),
+    "quote.csv": (b'text\na\n"b\n', "quote.csv:3: a quote opened in this row is never closed"),
+    "ragged.tsv": (b"\n\ntext\tb\n" + b"1\t2\n" * 30 + b"3\n", "ragged.tsv:34: 1 column where 2 are wanted"),
+    "header.tsv": (b"text\tb\n", "header.tsv: empty; there is no text in it"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_named_with_the_line_and_the_way_out(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    content, message = BAD[name]
+    Path(name).write_bytes(content)
+    assert run_command(["data", "prepare", name, "--tokenizer", "bytes", "--out", "out"]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown and "Traceback" not in shown
+    assert not Path("out").exists()
+
+
+def test_bytes_that_are_not_utf8_can_be_replaced() -> None:
+    write("bad.txt", b"caf\xe9 au lait\n" * 9)
+    said = io.StringIO()
+    made = prepare(["bad.txt"], "out", "bytes", errors="replace", report=Lines(said))
+    assert contents(made) == expected(read_documents("bad.txt", errors="replace"), Bytes())
+    assert "bad.txt: 9 invalid byte sequences read as U+FFFD" in said.getvalue()
+
+
+def test_characters_the_tokenizer_does_not_know_are_named_with_their_line() -> None:
+    write("a.txt", "abc\n" * 40 + "abß\n")
+    known = Characters("abc\n")
+    assert "a.txt:41: never seen in training: 'ß' (U+00DF), first at character 3" in refusal(["a.txt"], "x", known)
+    write("a.csv", 'text\n"a\nb"\nß\n')
+    assert "a.csv:4: never seen in training: 'ß'" in refusal(["a.csv"], "x", known)
+    write("b.txt", "fine\n□\n")
+    assert "b.txt:2: '□' (U+25A1) at character 1 is reserved for padding" in refusal(["b.txt"], "x", "characters")
+    assert contents(prepare(["b.txt"], "x", "words")) == expected(["fine", "□"], Words.train(["fine", "□"]))
+
+
+def test_wrong_columns_files_and_folders(capsys: pytest.CaptureFixture[str]) -> None:
+    path = story("csv")
+    assert "story.csv:1: no column 'texte' in the header row; did you mean 'text'?" in refusal(
+        [path], "x", "bytes", column="texte"
+    )
+    assert "no column 7; there are 2, counted from 0" in refusal([path], "x", "bytes", column="7")
+    assert "nowhere.txt: no such file" in refusal(["nowhere.txt"], "x", "bytes")
+    assert "*.log: no file matches this pattern" in refusal(["*.log"], "x", "bytes")
+    Path("void").mkdir()
+    assert "void: no .txt, .jsonl, .csv, .tsv or .parquet file" in refusal(["void"], "x", "bytes")
+    assert 'documents = \'pages\': "lines" or "file" is wanted' in refusal([path], "x", "bytes", documents="pages")
+    with pytest.raises(SettingsError, match="must be at least 1"):
+        prepare([path], "x", "bytes", shard_tokens=0)
+    with pytest.raises(RunError, match=r"cannot be made .*; choose another with --out"):
+        prepare([path], "story.csv/out", "bytes")
+    assert run_command(["data", "prepare", path, "--tokenizer", "bytes", "--out", "story.csv/out"]) == 2
+    assert "choose another with --out" in capsys.readouterr().err
+
+
+def test_a_column_is_taken_by_name_or_number() -> None:
+    for path, tab in ((write("a.csv", "x,one\ny,two\n"), ","), (write("a.tsv", "x\tone\ny\ttwo\n"), "\t")):
+        made = prepare([path], f"{path}.out", "bytes", column="1")
+        assert contents(made) == expected(["one", "two"], Bytes())
+        write(path, f"a{tab}b\nx{tab}one\ny{tab}two\n")
+        assert contents(prepare([path], f"{path}.named", "bytes", column="b")) == expected(["one", "two"], Bytes())
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("a.parquet", b"PAR1")
+    write("a.txt.zst", b"\x28\xb5\x2f\xfd")
+    for name, package in (("a.parquet", "pyarrow"), ("a.txt.zst", "zstandard")):
+        monkeypatch.setitem(sys.modules, package, None)
+        assert f"{name}: reading" in (message := refusal([name], "x", "bytes"))
+        assert "pip install 'headway[" in message
+
+
+# ---- bounded memory
+
+
+def test_an_endless_line_is_read_in_parts() -> None:
+    write("line.txt", "word " * 4000)
+    reading = Reading()
+    found = list(blocks.blocks([Source.at("line.txt")], reading))
+    assert max(len(block.data or b"") for block in found) <= blocks.LONG_LINE + blocks.BLOCK
+    assert len(found) > 50
+    made = prepare(["line.txt"], "out", LOOKED_UP)
+    assert contents(made) == expected(["word " * 4000], LOOKED_UP)
+
+
+def test_what_is_in_flight_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large the input, only a few blocks are read ahead of what is written."""
+    path = write("long.txt", "some words in a line\n" * 2000)
+    ahead: list[int] = []
+    real = blocks.cut
+    state = Counter()
+
+    def watched(*arguments: object):
+        for block in real(*arguments):
+            state["read"] += 1
+            ahead.append(state["read"] - state["written"])
+            yield block
+
+    def counted(self: shards.Writer, tokens: np.ndarray, starts: np.ndarray) -> None:
+        state["written"] += 1
+        append(self, tokens, starts)
+
+    append = shards.Writer.append
+    monkeypatch.setattr(blocks, "cut", watched)
+    monkeypatch.setattr(shards.Writer, "append", counted)
+    prepare([path], "out", "bytes", workers=1)
+    assert len(ahead) > 500 and max(ahead) <= 6
+
+
+def test_the_command_prints_what_it_made(capsys: pytest.CaptureFixture[str]) -> None:
+    write("a.txt", "one\r\ntwo\r\n\r\n")
+    assert run_command(["data", "prepare", "a.txt", "--tokenizer", "characters", "--out", "my shards"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == (
+        "my shards: 8 tokens of 2 documents in 1 shard, characters tokenizer of 8; "
+        'train on them with corpus = "my shards"\n'
+    )
+    assert "a.txt: 3 CRLF line ends read as LF" in shown.err and "a.txt: 1 empty line skipped" in shown.err
+    assert "encoding, MB: step 1/1" in shown.err
+
+
+def test_ctrl_c_keeps_whole_shards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    story("txt")
+    command = ["data", "prepare", "story.txt", "--tokenizer", "bytes", "--out", "out", "--shard-tokens", "90"]
+    with monkeypatch.context() as patch:
+        real = sources.Unpacked.read
+        left = iter(range(9))
+
+        def interrupted(self: sources.Unpacked, size: int) -> bytes:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return real(self, size)
+
+        patch.setattr(sources.Unpacked, "read", interrupted)
+        assert run_command(command) == 130
+    assert "headway: stopped; 1 whole shard kept, go on with --resume" in capsys.readouterr().err
+    assert run_command([*command, "--resume"]) == 0
+    assert contents(Shards("out")) == expected(read_documents("story.txt"), Bytes())

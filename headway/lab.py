@@ -200,6 +200,7 @@ STYLE = """<style>
 a { color: var(--one); } nav li { margin: .15rem 0; }
 section { border-top: 1px solid var(--line); margin-top: 2.4rem; } section h2 { margin-top: 1.2rem; }
 section svg { width: 100%; height: auto; min-width: 38rem; max-width: 60rem; } section .scroll { margin: .8rem 0; }
+@media (max-width: 40rem) { section svg { min-width: 0; } section td { white-space: normal; padding-right: .6rem; } }
 section td { padding: .2rem 1.2rem .2rem 0; white-space: nowrap; }
 section th { text-align: right; } section th:first-child { text-align: left; }
 .finding { font-weight: 600; }

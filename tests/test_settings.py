@@ -47,7 +47,8 @@ def problems(tables: dict[str, Any], *sets: str) -> list[str]:
         ({"steps": 5}, "steps: stands in no section; known: tokenizer, model, task, training, pretraining, streams"),
         (
             {"task": {"corpus": "x"}},
-            "task.name: missing; known: language_modelling, span_corruption, retelling, entity_spans, recitation, question_answering",
+            "task.name: missing; known: language_modelling, span_corruption, retelling, entity_spans, recitation, "
+            "question_answering",
         ),
         ({"task": {"name": "language_modeling"}}, "unknown; did you mean 'language_modelling'?"),
         ({"task": {"name": "language_modelling"}}, "task.corpus: missing; the text to learn"),

@@ -36,6 +36,7 @@ def attend(
     `scale` is 1/√K where it is not given; `mask` and `bias` broadcast to (…, T, S). A query with nothing to attend to
     gets zeros and passes zero gradients on, never NaN.
     """
+    check_mask(mask)
     if bias is not None:
         bias = bias.to(q.dtype)
     if mask is None and bias is None:
@@ -54,6 +55,7 @@ def attend(
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Softmax over the keys that `mask` allows; a row without any gives zeros and passes zero gradients on."""
+    check_mask(mask)
     if mask is None:
         return scores.softmax(-1)
     nothing = ~mask.any(-1, keepdim=True)
@@ -82,6 +84,25 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 def join_heads(x: Tensor) -> Tensor:
     """(B, H, T, K) → (B, T, D)."""
     return x.transpose(1, 2).flatten(2)
+
+
+def check_mask(mask: Tensor | None) -> None:
+    if mask is not None and mask.dtype != torch.bool:
+        raise TypeError(f"a mask is torch.bool, True = may attend; this one is {mask.dtype}")
+
+
+def check_row(x: Tensor, positions: Tensor, mask: Tensor | None, width: int) -> None:
+    """x (B, T, D), its positions (T,) or (B, T), its mask (B, T): what does not fit is named."""
+    if x.dim() != 3 or x.shape[-1] != width:
+        raise ValueError(f"x has the shape {tuple(x.shape)}; (B, T, {width}) is wanted")
+    rows, count = x.shape[:2]
+    if tuple(positions.shape) not in ((count,), (rows, count)):
+        raise ValueError(
+            f"positions {tuple(positions.shape)} for {rows} rows of {count} tokens; give one for each token"
+        )
+    check_mask(mask)
+    if mask is not None and tuple(mask.shape) != (rows, count):
+        raise ValueError(f"the mask says which tokens count, ({rows}, {count}), and has the shape {tuple(mask.shape)}")
 
 
 def clear(out: Tensor, mixed: Tensor, mask: Tensor | None) -> Tensor:
@@ -149,6 +170,7 @@ class SelfAttention(Attention):
     ) -> None:
         super().__init__()
         check_heads(width, heads)
+        self.width = width
         self.heads = heads
         self.causal = causal
         self.dropout = dropout
@@ -162,6 +184,7 @@ class SelfAttention(Attention):
     def forward(
         self, x: Tensor, positions: Tensor, cache: LayerCache | None = None, mask: Tensor | None = None
     ) -> Tensor:
+        check_row(x, positions, mask, self.width)
         q, k, v = self.project(x, positions)
         if cache is None:
             heads = self.whole(q, k, v, positions, mask)

@@ -51,6 +51,7 @@ class BigBird(BlockSparse):
                 f"BigBird needs blocks of at least 1 position ({block}), an odd window of blocks ({window}), "
                 f"and no negative number of global ({globals}) or random ({randoms}) blocks"
             )
+        block = min(block, length)  # a row shorter than a block is one block
         self.block, self.length, self.globals = block, length, globals
         pattern = draw_pattern(-(-length // block), window, globals, randoms, causal)
         self.register_buffer("pattern", pattern)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from headway.nn.attention import Attention, attend, check_heads, clear, join_heads, split_heads
+from headway.nn.attention import Attention, attend, check_heads, check_row, clear, join_heads, split_heads
 from headway.nn.cache import LayerCache
 from headway.nn.positions import InAttention
 from headway.nn.synthesizer import check_places, columns_at, known_length
@@ -74,6 +74,7 @@ class Linformer(Attention):
     ) -> Tensor:
         if cache is not None:
             raise ValueError(NOT_CAUSAL)
+        check_row(x, positions, mask, self.query.in_features)
         q, k = self.compare(x, positions, mask)
         v = self.projection(-1, positions, mask) @ split_heads(self.value(x), self.heads)
         mixed = join_heads(attend(q, k, v, dropout=self.dropout if self.training else 0.0))

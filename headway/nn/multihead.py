@@ -272,7 +272,10 @@ class MultiheadAttention(nn.Module):
         if attn_mask is not None:
             expected = [(t, s), (rows * heads, t, s)]
             if tuple(attn_mask.shape) not in expected:
-                raise ValueError(f"attn_mask has the shape {tuple(attn_mask.shape)}; {either(expected)} is wanted")
+                raise ValueError(
+                    f"the attention mask has the shape {tuple(attn_mask.shape)}; (T, S) = {expected[0]} or "
+                    f"(B·H, T, S) = {expected[1]} is wanted"
+                )
             allowed, bias = read_mask(attn_mask, "attn_mask", q.dtype)
             if attn_mask.dim() == 3:
                 allowed = allowed.view(rows, heads, t, s)

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headway.nn.attention import Attention, attend, check_heads, join_heads, masked_softmax, split_heads
+from headway.nn.attention import Attention, attend, check_heads, check_row, join_heads, masked_softmax, split_heads
 from headway.nn.cache import LayerCache
 from headway.nn.positions import InAttention
 
@@ -82,7 +82,9 @@ class Perceiver(Attention):
         if bottleneck < 1:
             raise ValueError(f"the bottleneck ({bottleneck}) must hold at least 1 latent")
         if causal and length is None:
-            raise ValueError("a causal perceiver is cut into segments: give the longest length it is for")
+            raise ValueError(
+                f"a causal {type(self).__name__} is built for rows of a known length: give the longest as length"
+            )
         self.causal = causal
         self.length = length
         self.segment = -(-length // bottleneck) if causal and length is not None else 0
@@ -93,6 +95,7 @@ class Perceiver(Attention):
     def forward(
         self, x: Tensor, positions: Tensor, cache: LayerCache | None = None, mask: Tensor | None = None
     ) -> Tensor:
+        check_row(x, positions, mask, self.latents.shape[1])
         if cache is None:
             written = self.write(x, self.read(x, self.latents, mask), mask)
             return written if mask is None else written.masked_fill(~self.heard(x, mask)[..., None], 0.0)

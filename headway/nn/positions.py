@@ -20,6 +20,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from headway.errors import nearest
+
 IN_ATTENTION = ("relative", "rotary", "alibi", "t5")  # those that act on queries, keys, scores or values
 NAMES = ("learned", "sinusoidal", *IN_ATTENTION, "none")
 
@@ -40,7 +42,7 @@ def make_position(
         "none": lambda: None,
     }
     if name not in schemes:
-        raise ValueError(f"positions {name!r} are unknown; there are {', '.join(schemes)}")
+        raise ValueError(f"positions {name!r} are unknown{nearest(name, schemes)}")
     return schemes[name]()
 
 
@@ -53,7 +55,10 @@ class Learned(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         if x.shape[-2] > len(self.table):
-            raise ValueError(f"a row of {x.shape[-2]} positions, and the learned table has {len(self.table)}")
+            raise ValueError(
+                f"a row of {x.shape[-2]} positions, and the learned table has {len(self.table)}; make a longer one, "
+                "Learned(length, width), or use positions without a length"
+            )
         if positions.device.type == "cpu" and positions.numel() and not torch.compiler.is_compiling():
             first, last = int(positions.min()), int(positions.max())
             if first < 0 or last >= len(self.table):

@@ -35,9 +35,15 @@ def record_attention(model: nn.Module) -> Iterator[OrderedDict[str, list[Tensor]
     seen: OrderedDict[str, list[Tensor]] = OrderedDict()
     with ExitStack() as hooks:
         for name, module in model.named_modules():
-            if isinstance(module, MultiheadAttention | Attention):
+            inside = any(name.startswith(f"{outer}.") for outer in seen)  # a part of one that is recorded as a whole
+            if isinstance(module, MultiheadAttention | Attention) and not inside:
                 seen[name] = []
                 hooks.enter_context(module.register_forward_hook(recorder(seen[name], name), with_kwargs=True))
+        if not seen:
+            raise ValueError(
+                f"{type(model).__name__} has no attention of headway.nn to record; torch's weights load into the "
+                "headway.nn class of the same name"
+            )
         yield seen
 
 

@@ -29,7 +29,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.errors import nearest
-from headway.nn.attention import Attention, check_heads, clear, join_heads, masked_softmax, place, split_heads, visible
+from headway.nn.attention import (
+    Attention,
+    check_heads,
+    check_row,
+    clear,
+    join_heads,
+    masked_softmax,
+    place,
+    split_heads,
+    visible,
+)
 from headway.nn.cache import LayerCache
 from headway.nn.positions import InAttention
 
@@ -89,6 +99,7 @@ class Synthesizer(Attention):
     def forward(
         self, x: Tensor, positions: Tensor, cache: LayerCache | None = None, mask: Tensor | None = None
     ) -> Tensor:
+        check_row(x, positions, mask, self.heads * self.head_width)
         check_places(type(self).__name__, self.length, positions, cached=cache is not None)
         k, v = self.keys(x, positions), split_heads(self.value(x), self.heads)
         if cache is None:

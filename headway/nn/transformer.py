@@ -32,7 +32,7 @@ from headway.errors import nearest
 from headway.nn.attention import Attention, causal_mask
 from headway.nn.dropout import Dropout
 from headway.nn.multihead import HIDDEN, MultiheadAttention, Packing, in_attention, placed, read_mask
-from headway.nn.positions import IN_ATTENTION, NAMES, InAttention, make_position
+from headway.nn.positions import IN_ATTENTION, NAMES, InAttention, Learned, make_position
 
 Function = Callable[[Tensor], Tensor]
 Mechanism = str | Callable[..., Attention]
@@ -228,8 +228,14 @@ class Stack(nn.Module):
     def take(self, positions: nn.Module | str | None, layer: nn.Module) -> nn.Module | None:
         """Give every layer its scheme, or return the scheme that acts on the embeddings."""
         if not isinstance(positions, nn.Module | str | None):
-            raise TypeError(f"positions are a {type(positions).__name__}; give a module or one of {', '.join(NAMES)}")
+            raise TypeError(f"positions are {positions!r}; give a built module or one of {', '.join(NAMES)}")
         schemes = [scheme_for(positions, layer, self.causal) for _ in range(max(len(self.layers), 1))]
+        if isinstance(schemes[0], Learned):
+            width, wanted = schemes[0].table.shape[1], getattr(layer, "d_model", None)
+            if wanted not in (None, width):
+                raise ValueError(
+                    f"learned positions of width {width} for layers of {wanted}: Learned(length, {wanted})"
+                )
         if not isinstance(schemes[0], InAttention):
             return schemes[0]
         for each, scheme in zip(self.layers, schemes, strict=False):
@@ -461,7 +467,8 @@ class Transformer(nn.Module):
             raise ValueError(f"{shapes}: both must have d_model ({self.d_model}) features")
         batch = 0 if self.batch_first else 1
         if src.dim() == 3 and src.shape[batch] != tgt.shape[batch]:
-            raise ValueError(f"{shapes}: {src.shape[batch]} rows of source and {tgt.shape[batch]} of target")
+            hint = "" if self.batch_first else "; batch_first is False, so the second axis is the batch"
+            raise ValueError(f"{shapes}: {src.shape[batch]} rows of source and {tgt.shape[batch]} of target{hint}")
 
     def reset_parameters(self) -> None:
         """Xavier for the matrices, in torch's order; position schemes and mechanisms are left as they are."""
@@ -526,12 +533,18 @@ def build_mechanism(
         if attention not in ATTENTIONS:
             raise ValueError(f"attention {attention!r} is unknown{nearest(attention, ATTENTIONS)}")
         attention = cast(Callable[..., Attention], ATTENTIONS[attention])
+    if isinstance(attention, nn.Module):
+        raise TypeError(
+            f"attention is a {type(attention).__name__} that is built already; give the class, or "
+            f"functools.partial({type(attention).__name__}, …), so that every layer gets its own"
+        )
     scheme = in_attention(position, width, heads, causal, device, dtype)
     try:
         mechanism = attention(width, heads, dropout, causal=causal, position=scheme)
     except ValueError as error:
         name = getattr(getattr(attention, "func", attention), "__name__", "…")
-        error.add_note(f"options of {name}: attention=functools.partial({name}, …)")
+        if not causal or "causal" not in str(error):
+            error.add_note(f"options go in with functools.partial, as in attention=partial({name}, length=512)")
         raise
     if not isinstance(mechanism, Attention):
         raise TypeError(

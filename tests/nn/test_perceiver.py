@@ -95,5 +95,5 @@ def test_errors_name_the_values() -> None:
         Perceiver(8, 2, causal=True, length=20)(torch.zeros(1, 21, 8), torch.arange(21))
     with pytest.raises(ValueError, match=r"bottleneck \(0\)"):
         Perceiver(8, 2, bottleneck=0)
-    with pytest.raises(ValueError, match="longest length"):
+    with pytest.raises(ValueError, match="give the longest as length"):
         Perceiver(8, 2, causal=True)

@@ -404,7 +404,7 @@ def test_schemes_by_name() -> None:
         "t5": T5Bias,
         "none": type(None),
     }
-    with pytest.raises(ValueError, match="'rotery' are unknown; there are learned, sinusoidal"):
+    with pytest.raises(ValueError, match="'rotery' are unknown; did you mean 'rotary'"):
         make_position("rotery", WIDTH, HEADS)
     with pytest.raises(ValueError, match="give the longest length"):
         make_position("learned", WIDTH, HEADS)

@@ -353,7 +353,7 @@ def test_positions_that_cannot_be() -> None:
         MultiheadAttention(8, 2, position="alibbi")
     with pytest.raises(ValueError, match="sinusoidal positions act on the embeddings"):
         TransformerEncoderLayer(8, 2, position="sinusoidal")
-    with pytest.raises(TypeError, match="positions are a int"):
+    with pytest.raises(TypeError, match="positions are 3"):
         TransformerEncoder(TransformerEncoderLayer(8, 2), 2, positions=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="position is a Sinusoidal; give an InAttention"):
         MultiheadAttention(8, 2, position=Sinusoidal(8))  # type: ignore[arg-type]
@@ -442,7 +442,9 @@ def test_mechanisms_that_cannot_be() -> None:
         Transformer(8, 2, attention="bigbrid")
     with pytest.raises(ValueError, match="longest length") as found:
         Transformer(8, 2, attention="bigbird")
-    assert found.value.__notes__ == ["options of BigBird: attention=functools.partial(BigBird, …)"]
+    assert found.value.__notes__ == [
+        "options go in with functools.partial, as in attention=partial(BigBird, length=512)"
+    ]
     with pytest.raises(TypeError, match="attention built a Linear"):
         TransformerEncoderLayer(8, 2, attention=lambda *args, **options: nn.Linear(8, 8))  # type: ignore[arg-type]
     for option in ({"attention": "local"}, {"positions": "rotary"}, {"share_layers": True}):
@@ -622,7 +624,9 @@ def test_errors_of_attention_name_the_values() -> None:
     refuses("all three must have 3 axes, or 2", query[None], key[None], value[None])
     refuses("each key needs its value", query, key, value[:, :4])
     refuses("query has 1 rows and key 2", query[:1], key, value)
-    refuses(r"\(5, 3\); \(3, 5\) or \(4, 3, 5\)", query, key, value, attn_mask=torch.zeros(5, 3))
+    refuses(
+        r"\(5, 3\); \(T, S\) = \(3, 5\) or \(B·H, T, S\) = \(4, 3, 5\)", query, key, value, attn_mask=torch.zeros(5, 3)
+    )
     refuses(r"\(2, 3, 5\); \(3, 5\) or \(4, 3, 5\)", query, key, value, attn_mask=torch.zeros(2, 3, 5))
     refuses(r"\(5, 2\); \(2, 5\) is wanted", query, key, value, key_padding_mask=torch.zeros(5, 2))
     for name, shape in (("attn_mask", (3, 5)), ("key_padding_mask", (2, 5))):

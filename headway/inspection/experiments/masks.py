@@ -85,10 +85,11 @@ def draw(result: Masks, figure: Any) -> None:
         axes.pcolormesh(allowed.double().numpy(), cmap="cividis", vmin=-0.15, vmax=1.1, edgecolors=GREY, linewidth=0.4)
         axes.set(title=name, xlabel="key s", ylabel="query t", aspect="equal")
         axes.invert_yaxis()
-        labels: Sequence[str] = [str(t) if t < result.real else "□" for t in range(result.tokens)]
+        labels: Sequence[str] = [str(t) if t < result.real else "p" for t in range(result.tokens)]
         axes.set_xticks([t + 0.5 for t in range(result.tokens)], labels)
         axes.set_yticks([t + 0.5 for t in range(result.tokens)], labels)
         axes.grid(visible=False)
+    above.suptitle("Who may see whom: yellow yes, blue no; p is padding", fontsize=10)
     axes = below.subplots()
     ways = list(WAYS)[::-1]
     kept = [result.total[way] for way in ways]
@@ -105,9 +106,9 @@ EXPERIMENT = Experiment(
     name="masks",
     summary="padding and causal masks, and how much leaks when a mask is multiplied instead of excluding",
     question="Which keys may each query see, and what goes wrong when a mask is applied at the wrong place?",
-    look="Above: who may see whom (yellow: allowed; □: padding). Below: a right mask leaves all the weight on allowed "
-    "keys. Multiplied after the softmax, weight is lost; multiplied before it, weight leaks, since a score of 0 is as "
-    "good as any.",
+    look="Above: who may see whom (yellow: allowed; p: padding). Below: a right mask leaves all the weight on "
+    "allowed keys. Multiplied after the softmax, weight is lost; multiplied before it, weight leaks, since a score of "
+    "0 is as good as any.",
     beware="'Set the masked scores to zero' is wrong: zero is an ordinary score. −10⁹ is right only while each row has "
     "something to see; a row of nothing but padding then attends to the padding, and in float16 −10⁹ is −∞ and that "
     "row NaN. Headway excludes keys, and a row with nothing to see gives zeros.",

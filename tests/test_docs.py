@@ -99,7 +99,8 @@ def test_the_python_example_in_the_readme_runs(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     "page, number", [(README, 1), *((TOUR, number) for number in range(len(blocks(TOUR, "python"))))]
 )
-def test_snippets_run_as_they_stand(page: Path, number: int) -> None:
+def test_snippets_run_as_they_stand(page: Path, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     exec(compile(blocks(page, "python")[number], f"{page.name}, snippet {number}", "exec"), {})
 
 

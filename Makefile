@@ -1,6 +1,7 @@
 # make demo    train, compare, ask, report on the embedded world   (about 2 minutes after set-up)
 # make test    all tests                                           (a few minutes)
 # make check   ruff and mypy
+# make torture a run killed 200 times ends as one left in peace    (about 2 minutes)
 # Each sets up .venv by itself; Python 3.11 or newer and make are all it needs.
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check clean
+.PHONY: demo test check torture clean
 
 demo: $(READY)
 	$(BIN)/headway demo
@@ -20,6 +21,9 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+torture: $(READY)
+	$(BIN)/python -m tests.training.torture --kills 200
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Headway needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 $(MAKECMDGOALS)")'

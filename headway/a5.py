@@ -91,8 +91,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"headway.a5: {error}", file=sys.stderr)
         return 2
     except (Interrupted, KeyboardInterrupt) as error:
-        print(f"headway.a5: {error or 'interrupted'}; type the command again to go on", file=sys.stderr)
-        return 130
+        print(f"headway.a5: {str(error) or 'interrupted'}; type the command again to go on", file=sys.stderr)
+        return getattr(error, "code", 130)
     return 0
 
 

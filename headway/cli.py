@@ -1,6 +1,7 @@
 """The commands, one function each. What they do lives elsewhere and is imported when needed, so that help is instant.
 
-Exit codes: 0 done, 2 something in the user's input, 1 a fault of the program, 130 interrupted (training state saved).
+Exit codes: 0 done, 2 something in the user's input, 1 a fault of the program, 130 interrupted by Ctrl-C and 143 by
+SIGTERM (training state saved).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import typer
 
 from headway import __version__
 from headway.console import show_anything
-from headway.errors import Interrupted, UserError
+from headway.errors import Interrupted, Quit, UserError
 
 app = typer.Typer(
     help="Train small sequence models on your own text, look inside them, ask them questions.",
@@ -55,7 +56,10 @@ def demo(
     from headway.console import reporter
     from headway.demo import run_demo
 
-    run_demo(out, seed, sets or [], reporter())
+    try:
+        run_demo(out, seed, sets or [], reporter())
+    except (Interrupted, Quit) as stop:
+        raise type(stop)(f"{stop}; type the command again, and it begins anew", stop.number) from None
 
 
 @app.command()
@@ -67,6 +71,12 @@ def train(
     sets: Sets = None,
     out: Annotated[Optional[Path], typer.Option(help="The run directory; runs/NAME without it.")] = None,  # noqa: UP045
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="With --resume: go on under settings that the run did not have.")
+    ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write TensorBoard's events, into RUN/tensorboard.")
+    ] = False,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes and leave.")] = False,
 ) -> None:
     """Train what a recipe or a run file says."""
@@ -77,7 +87,7 @@ def train(
         if source is None and not recipes:
             raise UserError("name one of these recipes, or a run file")
         return
-    train_command(source, sets or [], out, resume)
+    train_command(source, sets or [], out, resume, accept_changes, tensorboard)
 
 
 @app.command()
@@ -126,6 +136,18 @@ def compare(
     from headway.commands import compare_command
 
     compare_command(runs, out)
+
+
+@app.command()
+def watch(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN …", help="Run directories.")],
+    once: Annotated[bool, typer.Option("--once", help="One picture, also of a run that is being trained.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="ASCII characters only, and no colours.")] = False,
+) -> None:
+    """The curves of a run, live in the terminal while it trains; several runs share their charts."""
+    from headway.watching import watch_command
+
+    watch_command(runs, once, plain)
 
 
 @app.command()
@@ -182,6 +204,47 @@ def data_check(
     data_check_command(files, errors)
 
 
+@data_app.command("prepare")
+def data_prepare(
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE …", help=".txt, .jsonl, .csv, .tsv, .parquet; also .gz, .bz2, .xz, .zst."),
+    ],
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND|FILE", help="characters, bytes, words or bpe, to be learned; or a tokenizer.json, or a run."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder for the shards.")],
+    size: Annotated[Optional[int], typer.Option(help="Most tokens of a words or bpe vocabulary.")] = None,  # noqa: UP045
+    workers: Annotated[Optional[int], typer.Option(min=1, help="Processes; all cores without it.")] = None,  # noqa: UP045
+    column: Annotated[Optional[str], typer.Option(help="Of a table: its name, or its number from 0.")] = None,  # noqa: UP045
+    documents: Annotated[str, typer.Option(help="What a document is in a .txt file: lines or file.")] = "lines",
+    errors: Annotated[str, typer.Option(help="strict, or replace for bytes that are not UTF-8.")] = "strict",
+    shard_tokens: Annotated[int, typer.Option(min=1, help="Tokens a shard.")] = 1 << 26,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last whole shard.")] = False,
+) -> None:
+    """Encode files of any size into token shards, to train on with corpus = "FOLDER"."""
+    from headway.console import reporter
+    from headway.text.prepare import prepare
+
+    shards = prepare(
+        files,
+        out,
+        tokenizer,
+        size=size,
+        workers=workers,
+        documents=documents,
+        column=column,
+        errors=errors,
+        shard_tokens=shard_tokens,
+        resume=resume,
+        report=reporter(),
+    )
+    print(shards.summary())
+
+
 def main() -> None:
     """What the shell calls."""
     show_anything()
@@ -199,8 +262,8 @@ def run_command(arguments: list[str]) -> int:
         code = leaving.exit_code
     except UserError as error:
         code = fail(str(error), 2)
-    except Interrupted as error:
-        code = fail(str(error), 130)
+    except (Interrupted, Quit) as error:
+        code = fail(str(error), error.code)
     except KeyboardInterrupt:
         code = fail("interrupted", 130)
     except BrokenPipeError:  # whoever read our output has seen enough

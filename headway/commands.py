@@ -13,12 +13,13 @@ from headway.configuration import find, load_settings, recipe_names
 from headway.console import clock, reporter, scores
 from headway.data import catalog
 from headway.data.world import WorldSettings
-from headway.errors import DataError, Interrupted, TextError, UserError
+from headway.errors import DataError, Interrupted, Quit, TextError, UserError
 from headway.files import one_line, write_lines
 from headway.generation import Sampling
 from headway.run import Run, free_directory, load, train
 from headway.tasks import LanguageModelling, QuestionAnswering
 from headway.text import read_documents, read_pairs
+from headway.training.tensorboard import TensorBoard
 
 
 def list_recipes() -> None:
@@ -29,16 +30,28 @@ def list_recipes() -> None:
         print(textwrap.fill(f"{name:28} {words}", 118, subsequent_indent=" " * 29))
 
 
-def train_command(source: str, sets: list[str], out: Path | None, resume: bool) -> None:
+def train_command(
+    source: str,
+    sets: list[str],
+    out: Path | None,
+    resume: bool,
+    accept_changes: bool = False,
+    tensorboard: bool = False,
+) -> None:
     report = reporter()
     settings = load_settings(source, sets)
     directory = out or (resumed_directory(source, settings.name) if resume else free_directory(settings.name))
     if out is None and not resume and directory.name != settings.name:
         report.say(f"runs/{settings.name} is there already (go on with --resume); this run goes to {directory}")
+    events = TensorBoard(directory / "tensorboard") if tensorboard else None
+    watch = events or (lambda record: None)
     try:
-        run = train(settings, directory, resume=resume, report=report)
-    except Interrupted as interruption:
-        raise Interrupted(f"{interruption}; go on with: headway train {directory} --resume") from None
+        run = train(settings, directory, resume=resume, report=report, watch=watch, accept_changes=accept_changes)
+    except (Interrupted, Quit) as stop:
+        raise type(stop)(f"{stop}; go on with: headway train {directory} --resume", stop.number) from None
+    finally:
+        if events is not None:
+            events.close()
     print(f"{run.path}: {summary(run)}")
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import os
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+BAR = range(8, 25)  # columns that a bar may have
 
 
 class Progress:
@@ -16,6 +24,35 @@ class Progress:
 
     def update(self, done: int, record: dict[str, Any]) -> None:
         pass
+
+
+class Estimate:
+    """How long the rest of `total` will take, at the pace of the last half minute or of the last two updates."""
+
+    def __init__(self, total: int, done: int, window: float = 30.0) -> None:
+        self.total, self.window = total, window
+        self.began = time.monotonic()
+        self.marks = deque([(self.began, done)])
+
+    def update(self, done: int) -> None:
+        now = time.monotonic()
+        self.marks.append((now, done))
+        while now - self.marks[1][0] >= self.window:
+            self.marks.popleft()
+
+    @property
+    def done(self) -> int:
+        return self.marks[-1][1]
+
+    def words(self) -> str:
+        """`2:03 left`, `in 4:06` when all is done, and nothing where no pace is known yet."""
+        (before, first), (after, last) = self.marks[0], self.marks[-1]
+        if last >= self.total:
+            return f"in {clock(after - self.began)}"
+        if last <= first:
+            return ""
+        left = max(0.0, after - before) / (last - first) * (self.total - last)
+        return f"{clock(left)} left"
 
 
 class Reporter:
@@ -46,52 +83,72 @@ class Lines(Reporter):
 
 class PlainProgress(Progress):
     def __init__(self, lines: Lines, name: str, total: int, done: int) -> None:
-        self.lines, self.name, self.total, self.first = lines, name, total, done
-        self.began = time.monotonic()
-        self.shown = -float("inf")
+        self.lines, self.name = lines, name
+        self.estimate = Estimate(total, done)
+        self.shown = -math.inf
 
     def update(self, done: int, record: dict[str, Any]) -> None:
-        now = time.monotonic()
-        if now - self.shown < self.lines.seconds and done < self.total:
+        self.estimate.update(done)
+        now, total = time.monotonic(), self.estimate.total
+        if now - self.shown < self.lines.seconds and done < total:
             return
         self.shown = now
-        left = (now - self.began) / max(1, done - self.first) * (self.total - done)
-        self.lines.say(f"{self.name}: step {done:,}/{self.total:,}  {describe(record)}  {clock(left)} left")
+        parts = [f"{self.name}: step {done:,}/{total:,}", describe(record), self.estimate.words()]
+        self.lines.say("  ".join(filter(None, parts)))
 
 
 class Terminal(Reporter):
     """A live progress bar, by rich."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
 
-        self.console = Console(stderr=True, highlight=False)
+        self.console = console or Console(stderr=True, highlight=False)
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
 
     @contextmanager
     def progress(self, name: str, total: int, done: int = 0) -> Iterator[Progress]:
-        from rich import progress as bars
+        from rich.live import Live
 
-        columns = (
-            bars.TextColumn("{task.description}"),
-            bars.BarColumn(bar_width=24),
-            bars.MofNCompleteColumn(),
-            bars.TextColumn("{task.fields[facts]}"),
-            bars.TimeRemainingColumn(),
-        )
-        with bars.Progress(*columns, console=self.console) as bar:
-            task = bar.add_task(name, total=total, completed=done, facts="")
-            yield LiveProgress(bar, task)
+        shown = LiveProgress(name, total, done)
+        with Live(shown, console=self.console, redirect_stdout=sys.stdout.isatty()):  # a pipe keeps what is its own
+            yield shown
 
 
 class LiveProgress(Progress):
-    def __init__(self, bar: Any, task: Any) -> None:
-        self.bar, self.task = bar, task
+    """Name, bar, steps, loss, rate, tokens a second and what is left: in one line, or in two where it is narrow."""
+
+    def __init__(self, name: str, total: int, done: int) -> None:
+        self.name = name
+        self.estimate = Estimate(total, done)
+        self.facts = ""
 
     def update(self, done: int, record: dict[str, Any]) -> None:
-        self.bar.update(self.task, completed=done, facts=describe(record))
+        self.estimate.update(done)
+        self.facts = describe(record)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        done, total = self.estimate.done, self.estimate.total
+        steps, facts, left = f"{done:,}/{total:,}", self.facts, self.estimate.words()
+
+        def room(*words: str) -> int:
+            """Columns for a bar, between the name and these words."""
+            return options.max_width - sum(len(word) + 1 for word in (self.name, *words) if word)
+
+        one_line = room(steps, facts, left) >= BAR[0]
+        words = (steps, facts, left) if one_line else (steps, left)
+        bar = ProgressBar(max(1, total), done if total else 1, width=max(1, min(room(*words), BAR[-1])))
+        row = Table.grid(padding=(0, 1))
+        row.add_row(Text(self.name), bar, *(Text(word, no_wrap=True) for word in words if word))
+        yield row
+        if facts and not one_line:
+            yield Text(f"  {facts}", no_wrap=True, overflow="ellipsis")
 
 
 def program() -> str:
@@ -109,7 +166,23 @@ def show_anything() -> None:
 
 def reporter() -> Reporter:
     """The one that fits where the program runs."""
-    return Terminal() if sys.stderr.isatty() else Lines()
+    return Terminal() if sys.stderr.isatty() and not is_dumb() else Lines()
+
+
+def is_dumb() -> bool:
+    """Whether the terminal can only go on, and not change what it has shown."""
+    return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+
+
+def numbers(record: dict[str, Any], group: str = "") -> dict[str, float]:
+    """Every number in a record of metrics.jsonl by its name; one in a table is called table/name."""
+    found: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, dict):
+            found |= numbers(value, f"{group}{name}/")
+        elif isinstance(value, float) or (type(value) is int and abs(value) < 10**300):
+            found[f"{group}{name}"] = float(value)
+    return found
 
 
 def describe(record: dict[str, Any]) -> str:

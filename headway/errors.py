@@ -7,6 +7,7 @@ line prints it without a traceback and leaves with exit code 2. Everything else 
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 
 
@@ -36,7 +37,19 @@ class RunError(UserError):
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM came while training; the state is saved."""
+    """Ctrl-C or SIGTERM came while training; the state is saved. `code` is the exit code: 128 and the signal."""
+
+    def __init__(self, message: str, number: int = signal.SIGINT) -> None:
+        super().__init__(message)
+        self.number, self.code = number, 128 + number
+
+
+class Quit(KeyboardInterrupt):
+    """A second signal came: the program ends at once and saves nothing more."""
+
+    def __init__(self, message: str, number: int = signal.SIGINT) -> None:
+        super().__init__(message)
+        self.number, self.code = number, 128 + number
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +19,26 @@ try:
 except ImportError:  # Windows has no flock: there, two processes on one directory are not told apart
     fcntl = None  # type: ignore[assignment]
 
+TEMPORARY = re.compile(r"\..+\.[0-9]+\.tmp")  # a file that `write_bytes` had not finished
+PATIENCE = 0.5  # seconds in which a lock that somebody only looks at becomes free
+
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a whole file or nothing: temporary file, fsync, rename."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        write_synced(temporary, data)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file that is on the disk when this returns."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_text(path: Path, text: str) -> None:
@@ -80,6 +92,11 @@ def write_json_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
 
 def sync_directory(path: Path) -> None:
     """Make renames in `path` survive a power cut, where the system can."""
+    sync(path)
+
+
+def sync(path: Path) -> None:
+    """What was written to a file or directory is on the disk when this returns, where the system can."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:
@@ -92,8 +109,37 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
+def probe(directory: Path) -> None:
+    """Write, sync and remove a small file in `directory`, or in the folder in which it will be made.
+
+    A disk that is full or cannot be written is known before any work is done.
+    """
+    try:
+        place = next(folder for folder in (directory.absolute(), *directory.absolute().parents) if folder.exists())
+        file = place / f".probe.{os.getpid()}.tmp"
+        try:
+            write_synced(file, bytes(1 << 16))
+        finally:
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot_write(directory, error, "choose another with --out") from None
+
+
+def cannot_write(directory: Path, error: OSError, way: str = "choose another directory") -> RunError:
+    room = "make room, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return RunError(f"{directory}: cannot be written ({error.strerror}); {room}{way}")
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file of this name is what a killed process left of a write."""
+    return TEMPORARY.fullmatch(name) is not None
+
+
 class Ownership:
-    """One process owns a directory: `with Ownership(path): …`. A second one is refused, and told who the owner is."""
+    """One process owns a directory: `with Ownership(path): …`. A second one is refused, and told who the owner is.
+
+    The lock is the system's, so that it goes with the process: what a dead owner left in the file does not count.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -103,19 +149,30 @@ class Ownership:
         try:
             self.handle = open(self.path, "a+", encoding="utf-8")
         except OSError as error:
-            raise RunError(
-                f"{self.directory}: cannot be written ({error.strerror}); choose another directory"
-            ) from None
-        if not self.take():
-            self.handle.seek(0)
-            owner = self.handle.read().strip() or "another process"
-            self.handle.close()
-            raise RunError(f"{self.directory}: in use by {owner}; wait for it, stop it, or choose another directory")
-        self.handle.seek(0)
-        self.handle.truncate()
-        self.handle.write(f"process {os.getpid()} on {os.uname().nodename if hasattr(os, 'uname') else 'this machine'}")
-        self.handle.flush()
+            raise cannot_write(self.directory, error) from None
+        try:
+            self.require()
+            self.sign()
+        except BaseException:
+            with suppress(OSError):
+                self.handle.close()
+            raise
+        for path in self.directory.iterdir():
+            if is_temporary(path.name):
+                path.unlink(missing_ok=True)
         return self
+
+    def require(self) -> None:
+        """Take the lock, or say who has it."""
+        deadline = time.monotonic() + PATIENCE
+        while not self.take():
+            if time.monotonic() > deadline:
+                self.handle.seek(0)
+                owner = self.handle.read().strip() or "another process"
+                raise RunError(
+                    f"{self.directory}: in use by {owner}; wait for it, stop it, or choose another directory"
+                )
+            time.sleep(PATIENCE / 10)
 
     def take(self) -> bool:
         if fcntl is None:
@@ -125,6 +182,18 @@ class Ownership:
         except BlockingIOError:
             return False
         return True
+
+    def sign(self) -> None:
+        """Write who the owner is; where that cannot be written, nothing else can."""
+        host = os.uname().nodename if hasattr(os, "uname") else "this machine"
+        try:
+            self.handle.seek(0)
+            self.handle.truncate()
+            self.handle.write(f"process {os.getpid()} on {host} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+            self.handle.flush()
+            os.fsync(self.handle.fileno())
+        except OSError as error:
+            raise cannot_write(self.directory, error) from None
 
     def __exit__(self, *exception: object) -> None:
         self.handle.seek(0)

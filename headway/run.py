@@ -8,16 +8,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from headway.configuration import RunSettings, load_settings
+from headway.changes import Change, compare, consequence, refusal, rewrite
+from headway.configuration import RunSettings, TokenizerSettings, load_settings
 from headway.console import Reporter
-from headway.errors import DataError, RunError, TextError, UserError
-from headway.files import Ownership, read_json_lines, write_text
+from headway.errors import DataError, RunError, SettingsError, TextError, UserError
+from headway.files import Ownership, is_temporary, probe, read_json_lines, write_text
 from headway.generation import GREEDY, Sampling
 from headway.models import CausalModel, parameter_count
 from headway.tasks import Answer, LanguageModelling, QuestionAnswering
@@ -43,8 +45,9 @@ class Run:
         latest = self.checkpoints.latest(self.notes.append)
         if latest is None:
             why = "".join(f"\n  - {note}" for note in self.notes)
+            way = "put one back from a copy, then " if self.notes else ""
             raise RunError(
-                f"{self.path}: no whole checkpoint in it; go on with: headway train {self.path} --resume{why}"
+                f"{self.path}: no whole checkpoint in it; {way}go on with: headway train {self.path} --resume{why}"
             )
         self.state: State = self.checkpoints.state(latest)  # where training stands
         best = self.state.best_step if self.state.done else None
@@ -103,15 +106,21 @@ def train(
     resume: bool = False,
     report: Reporter | None = None,
     watch: Callable[[Record], None] = lambda record: None,
+    accept_changes: bool = False,
 ) -> Run:
     """Train what a recipe, a run file, tables or settings say, into the directory `out`.
 
-    With `resume`, `out` is continued from its newest checkpoint; a finished run is left as it is.
+    With `resume`, `out` is continued from its newest checkpoint; a finished run is left as it is. With `accept_changes`
+    it is continued under other settings than it had; the old run file is kept as run.toml.1.
     """
     report = report or Reporter()
     settings = source if isinstance(source, RunSettings) else load_settings(source, overrides)
     directory = Path(out) if out is not None else free_directory(settings.name)
-    check_directory(directory, settings, resume)
+    prepared = prepared_tokenizer(settings)
+    if prepared is not None:
+        settings = replace(settings, tokenizer=agreed(settings.tokenizer, prepared))
+    changes = check_directory(directory, settings, resume, accept_changes)
+    probe(directory)
     device, why = devices.choose_device(settings.training.device)
     going_on = resume and (directory / "tokenizer.json").is_file()
     if going_on:
@@ -119,7 +128,7 @@ def train(
         checkpoints = Checkpoints(directory)
         checkpoints.require_tokenizer(checkpoints.latest(lambda note: None), tokenizer.fingerprint())
     else:
-        tokenizer = build_tokenizer(settings, report)
+        tokenizer = prepared if prepared is not None else build_tokenizer(settings, report)
     stages = build_stages(settings, tokenizer)
     for stage in stages:  # whatever is wrong with the data or the machine shows now, before anything is written
         devices.choose_precision(device, stage.settings.precision)
@@ -132,7 +141,8 @@ def train(
         if not going_on:
             if (directory / "run.toml").exists() and not resume:  # somebody was faster
                 raise RunError(f"{directory}: another run has just begun there; choose another directory with --out")
-            write_text(directory / "run.toml", settings.to_toml())
+            if not changes:
+                write_text(directory / "run.toml", settings.to_toml())
             tokenizer.save(directory / "tokenizer.json")
         report.say(
             f"{directory}: {settings.model.kind} with {parameter_count(model):,} parameters, {len(tokenizer):,} "
@@ -140,7 +150,10 @@ def train(
         )
         trainer = Trainer(model, stages, directory, tokenizer.fingerprint(), report, watch)
         if resume:
-            trainer.resume()
+            trainer.resume(reopen=any(change.reopens for change in changes))
+        if changes:  # only now that the run has taken them
+            kept = rewrite(directory / "run.toml", settings)
+            report.say("\n  - ".join([f"settings changed (those before are in {kept}):", *map(str, changes)]))
         trainer.run()
     return Run(directory, device.type)
 
@@ -161,6 +174,31 @@ def build_tokenizer(settings: RunSettings, report: Reporter) -> Tokenizer:
         raise error
 
 
+def prepared_tokenizer(settings: RunSettings) -> Tokenizer | None:
+    """The tokenizer of the token shards that the run learns from; None where it learns from text alone."""
+    corpora = [
+        shards for _, task in settings.tasks() if (shards := getattr(task, "shards", lambda: None)()) is not None
+    ]
+    for shards in corpora[1:]:
+        if shards.index.tokenizer != corpora[0].index.tokenizer:
+            raise DataError(
+                f"{corpora[0].folder} and {shards.folder} were made with different tokenizers; "
+                f"prepare one of them again with --tokenizer {corpora[0].folder / 'tokenizer.json'}"
+            )
+    return corpora[0].tokenizer if corpora else None
+
+
+def agreed(asked: TokenizerSettings, prepared: Tokenizer) -> TokenizerSettings:
+    """The settings of the tokenizer that shards were made with; others than these, where given, are an error."""
+    settings = TokenizerSettings(prepared.kind, len(prepared) if prepared.kind in ("words", "bpe") else None)
+    if asked not in (TokenizerSettings(), TokenizerSettings(prepared.kind), settings):
+        wish = f"{asked.kind} of {asked.size:,}" if asked.size else asked.kind
+        raise SettingsError(
+            [f"[tokenizer]: {wish}, but the shards hold {prepared.kind} of {len(prepared):,}; leave [tokenizer] out"]
+        )
+    return settings
+
+
 def build_stages(settings: RunSettings, tokenizer: Tokenizer) -> list[Stage]:
     stages: list[Stage] = []
     begin = 0
@@ -174,19 +212,46 @@ def build_stages(settings: RunSettings, tokenizer: Tokenizer) -> list[Stage]:
     return stages
 
 
-def check_directory(directory: Path, settings: RunSettings, resume: bool) -> None:
-    """A new run needs a new or empty directory; one that is resumed must have the same settings."""
+def check_directory(directory: Path, settings: RunSettings, resume: bool, accept_changes: bool) -> list[Change]:
+    """A new run needs a new or empty directory; returns what is to change in one that is resumed."""
     run_file = directory / "run.toml"
     if resume and run_file.is_file():
-        differences = compare(load_settings(run_file).tables(), settings.tables())
-        if differences:
-            raise RunError(
-                "\n  - ".join([f"{directory}: its settings are not the ones given:", *differences])
-                + f"\nresume with its own (headway train {directory} --resume), or start anew with another --out"
-            )
-    elif directory.exists() and (not directory.is_dir() or {path.name for path in directory.iterdir()} - {".lock"}):
+        return check_changes(directory, settings, accept_changes)
+    if accept_changes and not resume:
+        raise UserError("--accept-changes (accept_changes=True) is for a run that is resumed; add --resume")
+    if directory.exists() and (not directory.is_dir() or not is_empty(directory)):
         way = "continue it with --resume (resume=True), or choose" if run_file.is_file() else "choose"
         raise RunError(f"{directory}: exists already; {way} another directory with --out")
+    return []
+
+
+def is_empty(directory: Path) -> bool:
+    """Whether nothing is in it but what a run leaves that was killed before it began."""
+    return all(path.name == ".lock" or is_temporary(path.name) for path in directory.iterdir())
+
+
+def check_changes(directory: Path, settings: RunSettings, accept_changes: bool) -> list[Change]:
+    """What differs from the settings of the run in `directory`; harmless, or accepted, or an error."""
+    old = load_settings(directory / "run.toml")
+    changes = compare(old.tables(), settings.tables())
+    if not changes:
+        return []
+    step = Checkpoints(directory).latest(lambda note: None) or 0
+    impossible = [f"{change}; {why}" for change in changes if (why := refusal(change, old, step)) is not None]
+    serious = [f"{change}{consequence(change, old, step)}" for change in changes if not change.harmless]
+    anew = "start anew with another --out"
+    if impossible:
+        raise RunError(
+            "\n  - ".join([f"{directory}: what cannot change any more:", *impossible])
+            + f"\nresume with what it has (headway train {directory} --resume), or {anew}"
+        )
+    if serious and not accept_changes:
+        raise RunError(
+            "\n  - ".join([f"{directory}: its settings are not the ones given:", *serious])
+            + f"\nresume with its own (headway train {directory} --resume), take the new ones with --accept-changes "
+            f"(accept_changes=True), or {anew}"
+        )
+    return changes
 
 
 def make_directory(directory: Path) -> Ownership:
@@ -196,18 +261,6 @@ def make_directory(directory: Path) -> Ownership:
     except OSError as error:
         raise RunError(f"{directory}: cannot be made ({error.strerror}); choose another with --out") from None
     return Ownership(directory)
-
-
-def compare(old: Record, new: Record, place: str = "") -> list[str]:
-    """Every setting that differs, as `place: old, now new`."""
-    found = []
-    for key in old | new:
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(after, dict):
-            found += compare(before, after, f"{place}{key}.")
-        elif before != after:
-            found.append(f"{place}{key}: {before!r} there, {after!r} now")
-    return found
 
 
 def free_directory(name: str) -> Path:

@@ -16,7 +16,8 @@ import pytest
 import headway
 from headway.cli import run_command
 
-COMMANDS = ["", "demo", "train", "evaluate", "predict", "compare", "lab", "data", "data list", "data get", "data check"]
+COMMANDS = ["", "demo", "train", "evaluate", "predict", "compare", "lab", "watch"]
+COMMANDS += ["data", "data list", "data get", "data check", "data prepare"]
 CALL = [sys.executable, "-m", "headway"]
 Captured = pytest.CaptureFixture[str]
 

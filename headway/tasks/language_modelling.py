@@ -19,7 +19,7 @@ from torch import Tensor
 from headway.errors import DataError, UserError
 from headway.generation import Sampling, stream
 from headway.models import CausalModel
-from headway.settings import setting
+from headway.settings import REQUIRED, setting
 from headway.tasks.base import Batch, Task, mean_loss
 from headway.tasks.corpus import Corpus, CorpusSettings, Stored, open_shards
 from headway.text import Tokenizer
@@ -30,6 +30,7 @@ class LanguageModellingSettings(CorpusSettings):
     """`[task]` with name = "language_modelling"."""
 
     name: str = setting("language_modelling", "which task")
+    corpus: str = setting(REQUIRED, "the text to learn: a file, a folder, a pattern, or token shards", path=True)
     validation: str | None = setting(None, "a file to validate on; without one the corpus's end is held out", path=True)
     holdout: float = setting(
         0.1, "share of the corpus held out where there is no validation file", least=0.0, below=1.0

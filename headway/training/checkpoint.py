@@ -3,7 +3,8 @@
     checkpoints/step-00012000/   model.safetensors  optimizer.safetensors  state.json  manifest.json (written last)
 
 A checkpoint is written into a temporary folder, synced, and renamed; its manifest holds the size and SHA-256 of every
-file, and one without a manifest does not exist. Nothing in it is a pickle.
+file, and one without a manifest does not exist. Nothing in it is a pickle. While one is written, training goes on: the
+tensors are copied at once, and a thread does the rest.
 """
 
 from __future__ import annotations
@@ -12,20 +13,24 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Container
+import threading
+from collections.abc import Callable, Container, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from headway.errors import RunError
-from headway.files import sync_directory, write_bytes, write_json
+from headway.files import sync, sync_directory, write_json, write_synced
 from headway.training.optimizer import Optimizer
 
 MANIFEST = "manifest.json"
 NUMBERED = f"step-{'[0-9]' * 8}"
+GRACE = 1.0  # seconds that a write is given to stop when the program quits
 
 
 @dataclass
@@ -40,6 +45,38 @@ class State:
     since_best: int = 0  # evaluations since the best one
     done: bool = False
     tokenizer: str = ""  # fingerprint of the tokenizer these weights were trained with
+    skipped: int = 0  # steps that changed nothing because their loss or gradient was no number
+    skipped_in_a_row: int = 0
+
+
+@dataclass
+class Snapshot:
+    """A run at one step. Its tensors are copies on the CPU: what training does next does not reach them."""
+
+    step: int
+    state: bytes
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor] | None
+
+    @classmethod
+    def take(cls, model: nn.Module, optimizer: Optimizer | None, state: State) -> Snapshot:
+        return cls(
+            state.step,
+            json.dumps(asdict(state), indent=1).encode(),
+            copied(tensors_of(model)),
+            copied(optimizer.state()) if optimizer is not None else None,
+        )
+
+    def files(self) -> Iterator[tuple[str, bytes]]:
+        """(name, content) of each file, one at a time in memory."""
+        yield "model.safetensors", save(self.model)
+        if self.optimizer is not None:
+            yield "optimizer.safetensors", save(self.optimizer)
+        yield "state.json", self.state
+
+
+class Abandoned(Exception):
+    """A checkpoint is not wanted any more."""
 
 
 class Checkpoints:
@@ -47,6 +84,7 @@ class Checkpoints:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "checkpoints"
+        self.metrics = directory / "metrics.jsonl"
 
     def path(self, step: int) -> Path:
         return self.directory / f"step-{step:08d}"
@@ -56,25 +94,39 @@ class Checkpoints:
         found = self.directory.glob(f"{NUMBERED}/{MANIFEST}")
         return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
 
-    def save(self, model: nn.Module, optimizer: Optimizer | None, state: State) -> None:
-        """Write the checkpoint of `state.step`, then let go of all but it and the best one."""
-        temporary = self.directory / f".{self.path(state.step).name}.tmp"
+    def require_room(self, model: nn.Module) -> None:
+        """An error where the disk has no room for one checkpoint: the weights, and at least as much beside them."""
+        needed = 2 * sum(tensor.nbytes for tensor in tensors_of(model).values())
+        free = shutil.disk_usage(self.directory.parent).free
+        if free < needed:
+            raise RunError(
+                f"{self.directory.parent}: {free / 1e6:,.0f} MB are free on its disk, and a checkpoint of this model "
+                f"takes more than {needed / 1e6:,.0f} MB; make room, or choose another directory"
+            )
+
+    def write(self, snapshot: Snapshot, keep: int, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Write a checkpoint, give it its name, and let go of older ones; stop where it is not `wanted` any more."""
+        first = not self.directory.exists()
+        temporary = self.directory / f".{self.path(snapshot.step).name}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
-            files = {"model.safetensors": save(weights(model))}
-            if optimizer is not None:
-                files["optimizer.safetensors"] = save(contiguous(optimizer.state()))
-            files["state.json"] = json.dumps(asdict(state), indent=1).encode()
-            for name, data in files.items():
-                write_bytes(temporary / name, data)
-            write_json(temporary / MANIFEST, {name: fingerprint(data) for name, data in files.items()})
+            manifest = {}
+            for name, data in snapshot.files():
+                if not wanted():
+                    raise Abandoned
+                write_synced(temporary / name, data)
+                manifest[name] = fingerprint(data)
+            write_json(temporary / MANIFEST, manifest)
             sync_directory(temporary)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+        sync(self.metrics)  # what was recorded up to this step is not lost to a power cut either
         self.install(temporary)
-        self.prune({state.step, state.best_step})
+        if first:
+            sync_directory(self.directory.parent)
+        self.prune(snapshot.step, keep)
 
     def install(self, temporary: Path) -> None:
         """Give a whole checkpoint its name. At any moment it or the one that had the name before is on disk."""
@@ -87,47 +139,61 @@ class Checkpoints:
         (folder / MANIFEST).unlink(missing_ok=True)  # from here on it does not exist
         shutil.rmtree(folder, ignore_errors=True)
 
-    def prune(self, kept: set[int | None]) -> None:
+    def prune(self, newest: int, keep: int) -> None:
+        """Let go of all but the last `keep` checkpoints up to `newest`, and the best one that each of these knows.
+
+        Those after `newest` were passed over as damaged, or the run would not stand here.
+        """
+        last = [step for step in self.steps() if step <= newest][-keep:]
+        kept = {*last, *map(self.best_known_at, last)}
         for step in self.steps():
             if step not in kept:
                 self.remove(self.path(step))
 
+    def best_known_at(self, step: int) -> int | None:
+        try:
+            return self.state(step).best_step
+        except (OSError, ValueError, TypeError):  # damaged, and never used again
+            return None
+
+    def finish(self) -> None:
+        """Give its name to a checkpoint that was whole when its process was killed. For the owner of the run."""
+        for temporary in self.directory.glob(f".{NUMBERED}.tmp"):
+            if damage(temporary) is None:
+                self.install(temporary)
+
     def clear_remains(self) -> None:
-        """Finish or remove what a killed process left behind. Only the owner of the run may call this."""
+        """Remove what a killed process left unfinished. For the owner of the run."""
         for folder in self.directory.glob(NUMBERED):
             if not (folder / MANIFEST).exists():
                 self.remove(folder)
         for temporary in self.directory.glob(f".{NUMBERED}.tmp"):
-            if (temporary / MANIFEST).exists():  # it was whole, only its name was missing
-                self.install(temporary)
-            else:
-                self.remove(temporary)
+            self.remove(temporary)
 
     def latest(self, say: Callable[[str], None], among: Container[int | None] | None = None) -> int | None:
         """The newest checkpoint whose files are what its manifest says; others are named and passed over."""
         for step in reversed(self.steps()):
             if among is not None and step not in among:
                 continue
-            damage = self.damage(step)
-            if damage is None:
+            wrong = damage(self.path(step))
+            if wrong is None:
                 return step
-            say(f"{self.path(step)}: {damage}; passed over")
+            say(f"{self.path(step)}: {wrong}; passed over")
         return None
 
-    def damage(self, step: int) -> str | None:
-        folder = self.path(step)
-        try:
-            manifest = json.loads((folder / MANIFEST).read_text())
-            if not isinstance(manifest, dict) or not {"model.safetensors", "state.json"} <= manifest.keys():
-                return f"{MANIFEST} is damaged"
-            for name, wanted in manifest.items():
-                if fingerprint((folder / name).read_bytes()) != wanted:
-                    return f"{name} is damaged"
-        except ValueError:
-            return f"{MANIFEST} is damaged"
-        except OSError as error:
-            return f"cannot be read ({error})"
-        return None
+    def require_whole(self, say: Callable[[str], None]) -> int | None:
+        """The newest whole checkpoint, None where there is none at all; an error where all of them are damaged."""
+        notes: list[str] = []
+        step = self.latest(notes.append)
+        if step is None and notes:
+            listed = "".join(f"\n  - {note}" for note in notes)
+            raise RunError(
+                f"{self.directory.parent}: none of its checkpoints is whole; nothing was deleted{listed}\n"
+                "put one of them back from a copy, or start anew with another --out"
+            )
+        for note in notes:
+            say(note)
+        return step
 
     def require_tokenizer(self, step: int | None, fingerprint: str) -> None:
         """The tokenizer beside the weights must be the one they were trained with; `step` is a whole checkpoint."""
@@ -153,15 +219,101 @@ class Checkpoints:
         optimizer.load(load_file(self.path(step) / "optimizer.safetensors"))
 
 
+class Writer:
+    """Writes checkpoints in a thread, one at a time, while training goes on.
+
+        with Writer(checkpoints) as writer:
+            writer.save(model, optimizer, state, keep=2)
+
+    An error of the thread is raised by the next `check`, `wait` or `save`. Leaving the block waits for what is being
+    written, unless the program quits: then the write is given up, and the checkpoint before it stays.
+    """
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self.checkpoints = checkpoints
+        self.thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+        self.wanted = True
+
+    def save(self, model: nn.Module, optimizer: Optimizer | None, state: State, keep: int) -> None:
+        """Copy the run as it is, and begin to write it."""
+        self.wait()
+        snapshot = Snapshot.take(model, optimizer, state)
+        self.thread = threading.Thread(target=self.write, args=(snapshot, keep), name="checkpoint", daemon=True)
+        self.thread.start()
+
+    def write(self, snapshot: Snapshot, keep: int) -> None:
+        try:
+            self.checkpoints.write(snapshot, keep, lambda: self.wanted)
+        except BaseException as error:
+            self.error = error
+
+    def check(self) -> None:
+        """Raise what went wrong in the thread."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+    def wait(self) -> None:
+        """What was saved is on the disk when this returns."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        self.check()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.wait()
+        elif self.thread is not None:  # the error that ended the block is the one to be told
+            self.wanted = not isinstance(error, KeyboardInterrupt)
+            self.thread.join(None if self.wanted else GRACE)
+
+
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """Every tensor of the state dict once, under its first name: what `load_state_dict` needs for the same model."""
+    return contiguous(tensors_of(model))
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     kept = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
-    return contiguous(dict(model.named_parameters()) | buffers)
+    return dict(model.named_parameters()) | buffers
 
 
 def contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, in memory of their own."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+
+@torch.no_grad()
+def all_finite(model: nn.Module) -> bool:
+    """Whether every weight is a number; a device is waited for once."""
+    return bool(torch.stack([parameter.isfinite().all() for parameter in model.parameters()]).all())
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint's files, in words; None where they are what the manifest says."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        if not isinstance(manifest, dict) or not {"model.safetensors", "state.json"} <= manifest.keys():
+            return f"{MANIFEST} is damaged"
+        for name, wanted in manifest.items():
+            if fingerprint((folder / name).read_bytes()) != wanted:
+                return f"{name} is damaged"
+    except ValueError:
+        return f"{MANIFEST} is damaged"
+    except OSError as error:
+        return f"cannot be read ({error})"
+    return None
 
 
 def describe_mismatch(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:

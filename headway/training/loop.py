@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -29,7 +27,16 @@ from headway.training import device as devices
 from headway.training import engine as engines
 from headway.training import optimizer as optimizers
 from headway.training import schedules
-from headway.training.checkpoint import Checkpoints, State
+from headway.training.checkpoint import Checkpoints, State, Writer, all_finite
+from headway.training.guard import (
+    BAD_STEPS,
+    IN_A_ROW,
+    Spikes,
+    describe_rows,
+    interruptible,
+    is_finite,
+    is_out_of_memory,
+)
 from headway.training.order import Sequential, Shuffled, mix
 from headway.training.streams import Stream
 
@@ -59,7 +66,12 @@ class TrainingSettings:
     log_every: int = setting(10, "steps between two lines of metrics.jsonl", least=1)
     evaluate_every: int = setting(0, "steps between two evaluations; 0: at the end only", least=0)
     checkpoint_every: int = setting(500, "steps between two checkpoints; 0: at the end only", least=0)
+    keep: int = setting(2, "newest checkpoints that are kept, beside the best one", least=1)
     patience: int = setting(0, "evaluations without a better score before stopping early; 0: never", least=0)
+    bad_steps: str = setting("stop", "what to do when a loss or gradient is no number", choices=BAD_STEPS)
+    spike_warning: float = setting(
+        8.0, "say so when a logged loss is this many spreads above the median of the last 20; 0: never", least=0.0
+    )
     weight: float = setting(1.0, "of the task's mean loss a token, beside streams", least=0.0)
     seed: int = setting(0, "all randomness comes from it", least=0, most=2**63 - 1)
     precision: str = setting("auto", "of the matrix products", choices=devices.PRECISIONS)
@@ -109,6 +121,11 @@ class Stage:
     def end(self) -> int:
         return self.begin + self.settings.steps
 
+    @property
+    def place(self) -> str:
+        """The section of a run file that its settings stand in."""
+        return "pretraining.training" if self.name == "pretraining" else "training"
+
 
 @dataclass
 class Plan:
@@ -117,6 +134,9 @@ class Plan:
     engine: engines.Engine
     rate: Callable[[int], float]  # of a step, as a share of the peak
     optimizer: optimizers.Optimizer
+    streams: Sequence[Stream]
+    spikes: Spikes
+    at_hand: bool  # loss and gradient can be looked at without waiting for a device
 
 
 @dataclass
@@ -133,15 +153,18 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(self.directory)
+        self.writer = Writer(self.checkpoints)
         self.metrics = self.directory / "metrics.jsonl"
         self.resumed_at: int | None = None
         self.state.tokenizer = self.fingerprint
 
-    def resume(self) -> None:
-        """Go back to the newest whole checkpoint."""
-        self.checkpoints.clear_remains()
-        step = self.checkpoints.latest(self.report.say)
+    def resume(self, reopen: bool = False) -> None:
+        """Go back to the newest whole checkpoint; `reopen` goes on with a finished run that has steps left."""
+        self.checkpoints.finish()
+        newest = max(self.checkpoints.steps(), default=0)
+        step = self.checkpoints.require_whole(self.report.say)
         self.checkpoints.require_tokenizer(step, self.fingerprint)
+        self.checkpoints.clear_remains()
         if step is None:
             self.report.say("no checkpoint yet: beginning at step 0")
             write_json_lines(self.metrics, [])
@@ -149,21 +172,30 @@ class Trainer:
         self.state = self.checkpoints.state(step)
         self.checkpoints.load_model(step, self.model)
         self.resumed_at = step
-        kept = [record for record in read_json_lines(self.metrics) if record["step"] <= step]
-        write_json_lines(self.metrics, kept)
-        self.report.say(f"finished at step {step:,} already" if self.state.done else f"resuming after step {step:,}")
+        self.state.done = self.state.done and not (reopen and step < self.stages[-1].end)
+        if newest == step:  # it may have been killed before older ones were let go
+            stage = next((stage for stage in self.stages if step <= stage.end), self.stages[-1])
+            self.checkpoints.prune(step, stage.settings.keep)
+        write_json_lines(self.metrics, [each for each in read_json_lines(self.metrics) if recorded_by(step, each)])
+        again = f"; steps {step + 1:,} to {newest:,} are trained again" if newest > step else ""
+        self.report.say(
+            f"finished at step {step:,} already" if self.state.done else f"resuming after step {step:,}{again}"
+        )
 
     def run(self) -> State:
-        with interruptible() as interrupted:
+        """Train what is left of the stages."""
+        self.checkpoints.require_room(self.model)
+        with interruptible() as interrupted, self.writer:
             for stage in self.stages:
                 if self.state.step < stage.end and not self.state.done:
                     self.fit(stage, interrupted)
-        if self.state.step not in self.checkpoints.steps():  # a run of no steps
-            self.state.done = True
-            self.checkpoints.save(self.model, None, self.state)
+            self.writer.wait()
+            if self.state.step not in self.checkpoints.steps():  # a run of no steps
+                self.state.done = True
+                self.writer.save(self.model, None, self.state, self.stages[-1].settings.keep)
         return self.state
 
-    def fit(self, stage: Stage, interrupted: Callable[[], bool]) -> None:
+    def fit(self, stage: Stage, interrupted: Callable[[], int]) -> None:
         """Train one stage to its end."""
         settings, state = stage.settings, self.state
         plan = self.plan(stage)
@@ -173,38 +205,115 @@ class Trainer:
             while state.step < stage.end:
                 step = state.step - stage.begin
                 share = plan.rate(step)
-                done = plan.engine.step(step, share)
+                done = self.step(stage, plan, step, share)
+                last = state.step + 1 == stage.end
+                logged = due(settings.log_every, step + 1) or last
+                if plan.at_hand or logged:
+                    logged = self.look(stage, plan, step, done) and logged
                 state.step += 1
                 state.tokens += done.tokens
                 meter.add(done.tokens)
 
-                last = state.step == stage.end
-                rate = share * settings.learning_rate
-                if due(settings.log_every, step + 1) or last:
+                if logged:
                     record = {
                         "stage": stage.name,
                         "step": state.step,
-                        "loss": finite(done, state.step, rate),
-                        "learning_rate": rate,
+                        "loss": float(done.loss),
+                        "learning_rate": share * settings.learning_rate,
                         "gradient_norm": float(done.norm),
                         "tokens": state.tokens,
                         **meter.read(),
+                        **({"skipped": state.skipped} if state.skipped else {}),
                     }
                     self.record(record)
                     progress.update(step + 1, record)
+                    self.warn_of_spike(stage, plan, record)
                 meter.lap()
                 scored = due(settings.evaluate_every, step + 1) or (last and stage.final)
                 better, enough = self.evaluate(stage) if scored else (False, False)
                 state.done = stage.final and (last or enough)
                 stop = interrupted()
                 if due(settings.checkpoint_every, step + 1) or last or better or enough or stop:
-                    finite(done, state.step, rate)  # weights that are not numbers are never saved
-                    self.checkpoints.save(self.model, plan.optimizer, state)
+                    self.save(stage, plan)
+                self.writer.check()
                 if enough:
                     break
                 if stop and not state.done:
-                    raise Interrupted(f"stopped after step {state.step:,}, state saved")
+                    self.writer.wait()
+                    raise Interrupted(f"stopped after step {state.step:,}, state saved", stop)
                 meter.skip()
+
+    def step(self, stage: Stage, plan: Plan, step: int, share: float) -> engines.Outcome:
+        """One step of the stage; where there is no memory for it, the settings to change are named."""
+        try:
+            return plan.engine.step(step, share)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        settings, last = stage.settings, self.last_checkpoint()
+        pieces = settings.accumulate or "chosen by the device"
+        rows = "".join(f" or streams.{side.name}.rows ({side.settings.rows})" for side in stage.sides)
+        raise UserError(
+            f"out of memory at step {self.state.step + 1:,}; take it in more pieces with {stage.place}.accumulate (now "
+            f"{pieces}), or lower {stage.place}.batch_size ({settings.batch_size}){rows}; "
+            + (f"the last checkpoint is of step {last:,}" if last is not None else "there is no checkpoint yet")
+        )
+
+    def look(self, stage: Stage, plan: Plan, step: int, done: engines.Outcome) -> bool:
+        """Whether the step's loss and gradient are numbers. A step without them changed no weight: it ends the run, or
+        is counted and passed over."""
+        state = self.state
+        if is_finite(done):
+            state.skipped_in_a_row = 0
+            return True
+        what = f"the loss is {float(done.loss)} and the gradient's norm {float(done.norm)} at step {state.step + 1:,}"
+        if stage.settings.bad_steps == "stop" or state.skipped_in_a_row + 1 == IN_A_ROW:
+            self.give_up(stage, plan, step, what)
+        state.skipped += 1
+        state.skipped_in_a_row += 1
+        if state.skipped <= IN_A_ROW or state.skipped % 100 == 0:
+            rows = describe_rows(plan.streams, step)
+            self.report.say(f"{stage.name}: {what}; passed over, {state.skipped} so far; its rows are {rows}")
+        return False
+
+    def give_up(self, stage: Stage, plan: Plan, step: int, what: str) -> NoReturn:
+        """Save the weights as the last good step left them, and say which rows were the next."""
+        settings, state = stage.settings, self.state
+        if state.step > stage.begin and self.last_checkpoint() != state.step:
+            self.save(stage, plan)
+        last = self.last_checkpoint()
+        before = f"; the last checkpoint is from before it (step {last:,})" if last is not None else ""
+        rate = plan.rate(step) * settings.learning_rate
+        many, way = "", f', or pass over such steps with {stage.place}.bad_steps = "skip"'
+        if settings.bad_steps == "skip":
+            many, way = f", the {IN_A_ROW}th such step in a row", ""
+        raise UserError(
+            f"{what} (learning rate {rate:.2g}){many}; it changed no weight{before}. Lower {stage.place}.learning_rate "
+            f"or lengthen {stage.place}.warmup{way}; its rows are {describe_rows(plan.streams, step)}"
+        )
+
+    def warn_of_spike(self, stage: Stage, plan: Plan, record: dict[str, Any]) -> None:
+        usual = plan.spikes.see(record["loss"])
+        if usual is not None:
+            self.report.say(
+                f"{stage.name}: step {record['step']:,}: the loss is {record['loss']:.4f}, far above the last "
+                f"{Spikes.WINDOW} logged (median {usual:.4f}); where it stays there, lower {stage.place}.learning_rate"
+            )
+
+    def save(self, stage: Stage, plan: Plan) -> None:
+        """Write a checkpoint, in the background; weights that are not numbers are never saved."""
+        if not all_finite(self.model):
+            last = self.last_checkpoint()
+            before = f"; the last checkpoint is from before (step {last:,})" if last is not None else ""
+            raise UserError(
+                f"the weights are not finite after step {self.state.step:,}{before}. "
+                f"Lower {stage.place}.learning_rate or lengthen {stage.place}.warmup"
+            )
+        self.writer.save(self.model, plan.optimizer, self.state, stage.settings.keep)
+
+    def last_checkpoint(self) -> int | None:
+        self.writer.wait()
+        return max(self.checkpoints.steps(), default=None)
 
     def plan(self, stage: Stage) -> Plan:
         """Get a stage's data, optimizer and schedule ready, at the step where the run stands."""
@@ -221,7 +330,12 @@ class Trainer:
         if self.resumed_at is not None and stage.begin < self.state.step:
             self.checkpoints.load_optimizer(self.state.step, optimizer)
         engine = engines.build(self.model, streams, optimizer, seed, precision, settings, self.report.say)
-        return Plan(engine, rate_of(settings, streams[0].order, task.block), optimizer)
+        spikes = Spikes(settings.spike_warning)
+        for record in read_json_lines(self.metrics):  # of before it was resumed
+            if record.get("stage") == stage.name and "loss" in record:
+                spikes.see(record["loss"])
+        rate = rate_of(settings, streams[0].order, task.block)
+        return Plan(engine, rate, optimizer, streams, spikes, device.type == "cpu")
 
     def evaluate(self, stage: Stage) -> tuple[bool, bool]:
         """Score the model and remember the best: (is this the best so far, is it time to stop early)."""
@@ -233,9 +347,8 @@ class Trainer:
         if value is None or not stage.final:
             return False, False
         self.report.say(f"{stage.name}: step {state.step:,}: dev {scores({task.metric: value})[0]}")
-        better = state.best_value is None or (
-            value > state.best_value if task.higher_is_better else value < state.best_value
-        )
+        best = state.best_value
+        better = math.isfinite(value) and (best is None or (value > best if task.higher_is_better else value < best))
         if better:
             state.best_value, state.best_step = value, state.step
         state.since_best = 0 if better else state.since_best + 1
@@ -282,15 +395,9 @@ def due(every: int, step: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def finite(done: engines.Outcome, step: int, rate: float) -> float:
-    """The loss as a number; a run whose loss or gradient is not finite ends before it is saved."""
-    value, norm = float(done.loss), float(done.norm)
-    if not (math.isfinite(value) and math.isfinite(norm)):
-        raise UserError(
-            f"the loss is {value} and the gradient's norm {norm} at step {step:,} (learning rate {rate:.2g}); "
-            "the last checkpoint is from before. Lower training.learning_rate or lengthen training.warmup"
-        )
-    return value
+def recorded_by(step: int, record: dict[str, Any]) -> bool:
+    """Whether a line of metrics.jsonl is of a step up to `step`."""
+    return isinstance(record.get("step"), int) and record["step"] <= step
 
 
 def dtype(precision: torch.dtype) -> str:
@@ -298,12 +405,15 @@ def dtype(precision: torch.dtype) -> str:
 
 
 class Meter:
-    """Time spent training, and tokens a second; evaluations and checkpoints are left out of both."""
+    """Time spent training, and tokens a second; evaluations and checkpoints are left out of both.
+
+    A clock that is set back adds nothing, and the speed stays what it was.
+    """
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.mark = time.perf_counter()
-        self.tokens, self.seconds = 0, 0.0
+        self.tokens, self.seconds, self.speed = 0, 0.0, 0.0
 
     def add(self, tokens: int) -> None:
         self.tokens += tokens
@@ -311,8 +421,9 @@ class Meter:
     def lap(self) -> None:
         """What has passed since the last mark was training."""
         now = time.perf_counter()
-        self.seconds += now - self.mark
-        self.state.seconds += now - self.mark
+        passed = max(0.0, now - self.mark)
+        self.seconds += passed
+        self.state.seconds += passed
         self.mark = now
 
     def skip(self) -> None:
@@ -321,29 +432,7 @@ class Meter:
 
     def read(self) -> dict[str, float]:
         self.lap()
-        speed = self.tokens / max(1e-9, self.seconds)
+        if self.seconds > 0:
+            self.speed = self.tokens / self.seconds
         self.tokens, self.seconds = 0, 0.0
-        return {"seconds": round(self.state.seconds, 3), "tokens_per_second": round(speed, 1)}
-
-
-@contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Within it, the first Ctrl-C or SIGTERM only raises a flag; the second ends the program at once."""
-    seen: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        seen.append(number)
-        if len(seen) > 1:
-            raise KeyboardInterrupt
-
-    before = {}
-    for name in (signal.SIGINT, signal.SIGTERM):
-        try:
-            before[name] = signal.signal(name, note)
-        except ValueError:  # not the main thread: the caller's signals are the caller's
-            break
-    try:
-        yield lambda: bool(seen)
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
+        return {"seconds": round(self.state.seconds, 3), "tokens_per_second": round(self.speed, 1)}

@@ -7,6 +7,10 @@ import hashlib
 import torch
 from torch import Tensor
 
+from headway.training.permutation import permuted
+
+LARGE = 10_000_000  # examples from which an order is computed, not stored
+
 
 def mix(*parts: int | str) -> int:
     """One 63-bit seed from several parts; different parts give unrelated seeds."""
@@ -31,10 +35,16 @@ class Shuffled:
         missing = self.batch_size
         while missing:
             epoch, place = divmod(begin, self.examples)
-            part = self.order(epoch)[place : place + missing]
+            part = self.part(epoch, place, min(place + missing, self.examples))
             parts.append(part)
             begin, missing = begin + len(part), missing - len(part)
         return torch.cat(parts)
+
+    def part(self, epoch: int, begin: int, end: int) -> Tensor:
+        """The rows at the places begin … end − 1 of an epoch's order."""
+        if self.examples > LARGE:
+            return permuted(torch.arange(begin, end), self.examples, mix(self.seed, "epoch", epoch))
+        return self.order(epoch)[begin:end]
 
     def order(self, epoch: int) -> Tensor:
         if epoch != self.epoch:

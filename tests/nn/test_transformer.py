@@ -627,7 +627,13 @@ def test_errors_of_attention_name_the_values() -> None:
     refuses(
         r"\(5, 3\); \(T, S\) = \(3, 5\) or \(B·H, T, S\) = \(4, 3, 5\)", query, key, value, attn_mask=torch.zeros(5, 3)
     )
-    refuses(r"\(2, 3, 5\); \(T, S\) = \(3, 5\) or \(B·H, T, S\) = \(4, 3, 5\)", query, key, value, attn_mask=torch.zeros(2, 3, 5))
+    refuses(
+        r"\(2, 3, 5\); \(T, S\) = \(3, 5\) or \(B·H, T, S\) = \(4, 3, 5\)",
+        query,
+        key,
+        value,
+        attn_mask=torch.zeros(2, 3, 5),
+    )
     refuses(r"\(5, 2\); \(2, 5\) is wanted", query, key, value, key_padding_mask=torch.zeros(5, 2))
     for name, shape in (("attn_mask", (3, 5)), ("key_padding_mask", (2, 5))):
         with pytest.raises(TypeError, match=f"{name} is torch.int64"):

@@ -1,0 +1,99 @@
+"""What stands between a run and lost work: signals, steps that are no numbers, spikes of the loss, lack of memory."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+
+from headway.errors import Quit
+from headway.training.engine import Outcome
+from headway.training.streams import Stream
+
+BAD_STEPS = ("stop", "skip")
+IN_A_ROW = 10  # steps without a number after which there is no point in going on
+SHOWN = 32  # rows of a stream that a message names
+NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # in torch's messages
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], int]]:
+    """Within it, the first Ctrl-C or SIGTERM is only noted; the second ends the program at once.
+
+    Yields a function that gives the number of the signal that came, 0 while there was none.
+    """
+    seen: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        seen.append(number)
+        if len(seen) > 1:
+            raise Quit("stopped at once, nothing more was saved; the last checkpoint is whole", number)
+
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            before[number] = signal.signal(number, note)
+        except ValueError:  # not the main thread: the caller's signals are the caller's
+            break
+    try:
+        yield lambda: seen[0] if seen else 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # None: not set from Python
+
+
+def is_finite(done: Outcome) -> bool:
+    """Whether the loss and the norm of the gradient are numbers; waits for the device."""
+    return math.isfinite(float(done.loss)) and math.isfinite(float(done.norm))
+
+
+def describe_rows(streams: Sequence[Stream], step: int) -> str:
+    """Which examples a step sees, stream by stream, counted from 0: `training 3, 0, 5; facts 7, 8`."""
+    parts = []
+    for stream in streams:
+        if stream.takes_part(step):
+            rows = stream.draw(step)[0].tolist()
+            more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
+            parts.append(f"{stream.name} {', '.join(map(str, rows[:SHOWN]))}{more}")
+    return "; ".join(parts)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the machine or the device had no memory left: torch says so of a CPU in words alone."""
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in NO_MEMORY)
+
+
+class Spikes:
+    """Finds losses that stand far above those before them.
+
+        loss − m > max(times · s, 0.1),   m = median,   s = 1.4826 · median |loss − m|
+
+    over the last 20 losses seen; for normally distributed losses, s is their standard deviation. Median and spread
+    hardly move when a spike is among the 20. After one was found, the next 99 losses are not looked at.
+    """
+
+    WINDOW = 20
+    PAUSE = 100
+    LEAST = 0.1  # of a rise: a loss near 0 varies by large factors
+
+    def __init__(self, times: float) -> None:
+        self.times = times
+        self.last: deque[float] = deque(maxlen=self.WINDOW)
+        self.quiet = 0  # losses that are not looked at
+
+    def see(self, loss: float) -> float | None:
+        """The median of the losses before, where this one is a spike; else None."""
+        before = list(self.last)
+        self.last.append(loss)
+        self.quiet = max(0, self.quiet - 1)
+        if not self.times or self.quiet or len(before) < self.WINDOW:
+            return None
+        middle = median(before)
+        spread = 1.4826 * median(abs(each - middle) for each in before)
+        if loss - middle <= max(self.times * spread, self.LEAST):
+            return None
+        self.quiet = self.PAUSE
+        return middle

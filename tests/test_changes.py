@@ -1,0 +1,178 @@
+"""A run that is resumed under other settings: what differs is shown, what matters needs a flag, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headway
+from headway.changes import compare, consequence, refusal
+from headway.cli import run_command
+from headway.configuration import load_settings
+from headway.errors import Interrupted, RunError
+from tests.training.test_checkpoint import Said, contents
+from tests.training.test_resume import StopAt, final_weights, same
+
+Captured = pytest.CaptureFixture[str]
+LOGGED = ["training.log_every=1", "pretraining.training.log_every=1"]
+
+
+@pytest.fixture
+def stopped(run_file: Path, tmp_path: Path) -> Path:
+    """A run that was stopped after step 8, two steps into its second stage."""
+    with pytest.raises(Interrupted):
+        headway.train(run_file, tmp_path / "run", LOGGED, watch=StopAt(8))
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "log_every=3",
+        "checkpoint_every=1",
+        "keep=5",
+        "evaluate_every=2",
+        "device=cpu",
+        "bad_steps=skip",
+        "spike_warning=0",
+    ],
+)
+def test_what_changes_nothing_of_what_is_learned_needs_no_flag(run_file: Path, stopped: Path, change: str) -> None:
+    expected = final_weights(headway.train(run_file, run_file.parent / "whole", LOGGED).path)
+    old = (stopped / "run.toml").read_bytes()
+    report = Said()
+    run = headway.train(stopped, stopped, [f"training.{change}"], resume=True, report=report)
+    key, value = change.split("=")
+    assert any(line.startswith("settings changed") and f"training.{key}: " in line for line in report.lines)
+    assert str(getattr(run.settings.training, key)).removesuffix(".0") == value
+    assert (stopped / "run.toml.1").read_bytes() == old
+    assert same(final_weights(run.path), expected)
+
+
+def test_other_changes_are_shown_and_need_the_flag(stopped: Path, capsys: Captured) -> None:
+    before = contents(stopped)
+    command = ["train", str(stopped), "--resume", "--set", "training.learning_rate=0.02", "--set", "training.keep=3"]
+    assert run_command(command) == 2
+    shown = capsys.readouterr().err
+    assert "its settings are not the ones given:\n  - training.learning_rate: 0.001 there, 0.02 now; exact" in shown
+    assert "exact resuming is impossible: the 8 steps so far had the old value" in shown
+    assert "training.keep" not in shown and "with --accept-changes" in shown
+    assert contents(stopped) == before
+    assert run_command([*command, "--accept-changes"]) == 0
+    run = headway.load(stopped)
+    assert (run.settings.training.learning_rate, run.settings.training.keep) == (0.02, 3)
+    assert load_settings(stopped / "run.toml").training.learning_rate == 0.02
+    assert (stopped / "run.toml.1").read_bytes() == before[stopped / "run.toml"]
+    rates = [record["learning_rate"] for record in run.metrics if "loss" in record]
+    assert max(rates[:8]) <= 0.001 < max(rates[8:])
+
+
+def test_a_finished_run_goes_on_with_more_steps_and_every_old_run_file_is_kept(run_file: Path) -> None:
+    run = headway.train(run_file, run_file.parent / "run")
+    files = [(run.path / "run.toml").read_bytes()]
+    for number, steps in ((1, 8), (2, 9)):
+        run = headway.train(run.path, run.path, [f"training.steps={steps}"], resume=True, accept_changes=True)
+        assert run.state.step == 6 + steps and run.state.done
+        assert (run.path / f"run.toml.{number}").read_bytes() == files[-1]
+        files.append((run.path / "run.toml").read_bytes())
+    assert len(set(files)) == 3
+    again = headway.train(run.path, run.path, ["training.log_every=7"], resume=True)
+    assert again.state.step == 15
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("tokenizer.kind=bytes", "tokenizer.kind: 'characters' there, 'bytes' now; the run has its tokenizer.json"),
+        (
+            "training.optimizer=muon",
+            "training.optimizer: 'adamw' there, 'muon' now; its state in the middle of a stage",
+        ),
+        ("training.steps=1", "training.steps: 5 there, 1 now; 2 of them are made"),
+        ("pretraining.training.steps=9", "pretraining.training.steps: 6 there, 9 now; that stage is over"),
+        ("model.width=32", "these weights are of another model: "),
+    ],
+)
+def test_what_cannot_change_any_more_is_refused_with_the_flag_too(stopped: Path, change: str, words: str) -> None:
+    before = contents(stopped)
+    with pytest.raises(RunError, match=re.escape(words)):
+        headway.train(stopped, stopped, [change], resume=True, accept_changes=True)
+    after = contents(stopped)
+    assert after.keys() == before.keys() and all(after[path] == before[path] for path in before)
+
+
+def test_a_change_of_a_stage_that_has_not_begun_is_exact(run_file: Path, tmp_path: Path) -> None:
+    """And so is what the message says of it."""
+    sets = [*LOGGED, "training.batch_size=3", "training.optimizer=muon"]
+    expected = final_weights(headway.train(run_file, tmp_path / "whole", sets).path)
+    with pytest.raises(Interrupted):
+        headway.train(run_file, tmp_path / "run", LOGGED, watch=StopAt(4))
+    with pytest.raises(RunError, match="batch_size: 5 there, 3 now; that stage has not begun, so resuming stays exact"):
+        headway.train(run_file, tmp_path / "run", sets, resume=True)
+    run = headway.train(run_file, tmp_path / "run", sets, resume=True, accept_changes=True)
+    assert same(final_weights(run.path), expected)
+
+
+@pytest.mark.parametrize(
+    ("place", "step", "refused", "exact"),
+    [
+        ("training.seed=1", 4, False, False),  # the first weights come from it
+        ("training.clip=0.5", 6, False, True),
+        ("training.clip=0.5", 7, False, False),
+        ("pretraining.training.clip=0.5", 3, False, False),
+        ("pretraining.training.clip=0.5", 7, False, True),
+        ("pretraining.training.optimizer=muon", 3, True, False),
+        ("pretraining.training.optimizer=muon", 6, False, False),
+        ("training.optimizer=muon", 6, False, True),
+        ("pretraining.training.steps=5", 5, False, False),
+        ("pretraining.training.steps=4", 5, True, False),
+        ("pretraining.training.steps=9", 6, False, False),
+        ("model.dropout=0.3", 1, False, False),
+    ],
+)
+def test_what_a_change_means_depends_on_where_the_run_stands(
+    run_file: Path, place: str, step: int, refused: bool, exact: bool
+) -> None:
+    old = load_settings(run_file)
+    (change,) = compare(old.tables(), load_settings(run_file, [place]).tables())
+    assert (refusal(change, old, step) is not None) == refused
+    assert ("impossible" not in consequence(change, old, step)) == exact
+    assert consequence(change, old, 0) == "" and not change.harmless
+
+
+def test_the_flag_is_for_runs_that_are_resumed(run_file: Path, capsys: Captured) -> None:
+    assert run_command(["train", str(run_file), "--out", str(run_file.parent / "run"), "--accept-changes"]) == 2
+    assert (
+        "--accept-changes (accept_changes=True) is for a run that is resumed; add --resume" in capsys.readouterr().err
+    )
+    assert not (run_file.parent / "run").exists()
+
+
+def test_a_run_that_was_killed_while_its_run_file_was_rewritten_has_one(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off at every rename: the run file is the old or the new one, and the old one is never lost."""
+    old = (stopped / "run.toml").read_text()
+    plain = os.replace
+    for cut in (1, 2):
+        calls = 0
+
+        def replace_file(source: Any, target: Any, cut: int = cut) -> None:
+            nonlocal calls
+            calls += "run.toml" in str(target)
+            if calls == cut:
+                raise KeyboardInterrupt
+            plain(source, target)
+
+        monkeypatch.setattr(os, "replace", replace_file)
+        with pytest.raises(KeyboardInterrupt):
+            headway.train(stopped, stopped, ["training.keep=4"], resume=True)
+        monkeypatch.setattr(os, "replace", plain)
+        assert (stopped / "run.toml").read_text() == old
+    headway.train(stopped, stopped, ["training.keep=4"], resume=True)
+    assert load_settings(stopped).training.keep == 4
+    assert [path.read_text() for path in sorted(stopped.glob("run.toml.*"))] == [old, old]

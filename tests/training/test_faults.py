@@ -1,0 +1,639 @@
+"""What can go wrong while a run trains: signals, losses that are no numbers, spikes, no memory, no disk, two owners,
+a clock that is set back. Nothing is lost, and the message says what to do."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import headway
+from headway import a5
+from headway.cli import run_command
+from headway.configuration import load_settings
+from headway.console import Lines
+from headway.errors import Interrupted, Quit, RunError, UserError
+from headway.files import Ownership, probe
+from headway.training import engine
+from headway.training.checkpoint import Checkpoints
+from headway.training.engine import Outcome, Plain
+from headway.training.guard import Spikes, interruptible
+from headway.training.loop import Meter, State, Trainer
+from tests.training.test_checkpoint import OFTEN, Said, contents, in_writer
+from tests.training.test_resume import StopAt, final_weights, same
+
+CALL = [sys.executable, "-c", "import sys; from headway.cli import main; main()"]
+LOGGED = ["training.log_every=1", "pretraining.training.log_every=1"]
+NAN, INF = float("nan"), float("inf")
+Captured = pytest.CaptureFixture[str]
+
+
+def until(condition: Any, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+# ---- signals
+
+
+class SignalAt:
+    """Sends this process a signal when a certain step is recorded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, step: int) -> None:
+        plain = Trainer.record
+
+        def record(self: Trainer, record: dict[str, Any]) -> None:
+            plain(self, record)
+            if record["step"] == step:
+                os.kill(os.getpid(), number)
+
+        monkeypatch.setattr(Trainer, "record", record)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_the_run_and_gives_its_exit_code(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, number: int, code: int
+) -> None:
+    monkeypatch.chdir(run_file.parent)
+    expected = final_weights(headway.train(run_file, "whole", LOGGED).path)
+    SignalAt(monkeypatch, number, 9)
+    sets = [part for pair in LOGGED for part in ("--set", pair)]
+    assert run_command(["train", str(run_file), "--out", "stopped", *sets]) == code
+    words = "headway: stopped after step 9, state saved; go on with: headway train stopped --resume\n"
+    assert capsys.readouterr().err.endswith(words)
+    monkeypatch.undo()
+    monkeypatch.chdir(run_file.parent)
+    assert Checkpoints(Path("stopped")).latest(pytest.fail) == 9
+    assert run_command(["train", "stopped", "--resume"]) == 0
+    assert same(final_weights(Path("stopped")), expected)
+
+
+def test_the_demonstration_and_the_course_give_the_same_exit_codes(
+    people: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    from tests.test_demo import SMALL
+
+    monkeypatch.chdir(people)
+    SignalAt(monkeypatch, signal.SIGTERM, 2)
+    sets = [part for pair in [*SMALL, "training.log_every=2"] for part in ("--set", pair)]
+    assert run_command(["demo", "--out", "demo", *sets]) == 143
+    assert "stopped after step 2, state saved; type the command again, and it begins anew" in capsys.readouterr().err
+    Path("long.txt").write_text("".join(f"Ada Lund. Ada Lund was born in Oslo, year {n} .\n" for n in range(300)))
+    course = ["run", "pretrain", "vanilla", "long.txt", "--writing_params_path", "x.params", "--epochs", "2"]
+    monkeypatch.undo()
+    monkeypatch.chdir(people)
+    model = load_settings("birthplaces/course-vanilla").model
+    small = replace(model, width=16, heads=2, layers=1)
+    plain = a5.load_settings
+    monkeypatch.setattr(a5, "load_settings", lambda *given: replace(plain(*given), model=small))
+    SignalAt(monkeypatch, signal.SIGTERM, 3)
+    assert a5.main(course) == 143
+    assert "stopped after step 3, state saved; type the command again to go on" in capsys.readouterr().err
+
+
+def test_a_second_signal_quits_at_once_and_the_checkpoint_before_stays(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """The first one has begun to save, on a disk that hangs."""
+    settings = load_settings(run_file, LOGGED)
+    expected = final_weights(headway.train(settings, tmp_path / "whole").path)
+    hangs, released, plain = threading.Event(), threading.Event(), os.fsync
+
+    def fsync(handle: int) -> None:
+        if in_writer() and stopping.is_set():
+            hangs.set()
+            released.wait(20)
+        plain(handle)
+
+    stopping = threading.Event()
+
+    def watch(record: dict[str, Any]) -> None:
+        if record["step"] == 9:
+            until(lambda: 8 in Checkpoints(tmp_path / "run").steps())
+            stopping.set()
+            os.kill(os.getpid(), signal.SIGTERM)
+            again = threading.Thread(target=lambda: (hangs.wait(20), os.kill(os.getpid(), signal.SIGTERM)))
+            again.start()
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    began = time.monotonic()
+    with pytest.raises(Quit, match="stopped at once, nothing more was saved; the last checkpoint is whole") as caught:
+        headway.train(settings, tmp_path / "run", watch=watch)
+    assert caught.value.code == 143 and time.monotonic() - began < 10
+    released.set()
+    until(lambda: not any(thread.name == "checkpoint" for thread in threading.enumerate()))
+    monkeypatch.undo()
+    assert Checkpoints(tmp_path / "run").latest(pytest.fail) == 8  # the hanging write was given up
+    assert same(final_weights(headway.train(settings, tmp_path / "run", resume=True).path), expected)
+
+
+def test_signals_of_a_real_process(run_file: Path) -> None:
+    """SIGTERM, then again while its checkpoint is written on a slow disk: 143, and the run can be resumed."""
+    script = (
+        "import os, sys, threading, time\n"
+        "from headway.cli import main\n"
+        "plain = os.fsync\n"
+        "def fsync(handle):\n"
+        "    if threading.current_thread().name == 'checkpoint' and os.path.exists('slow'): time.sleep(30)\n"
+        "    plain(handle)\n"
+        "os.fsync = fsync\n"
+        "main()\n"
+    )
+    folder = run_file.parent
+    sets = ["--set", "training.steps=100000", "--set", "training.checkpoint_every=0", "--out", "run"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, "train", str(run_file), *sets], cwd=folder, stderr=subprocess.PIPE, text=True
+    )
+    metrics = folder / "run" / "metrics.jsonl"
+    checkpoints = folder / "run" / "checkpoints"
+    until(lambda: metrics.exists() and '"training"' in metrics.read_text() and not list(checkpoints.glob(".*")))
+    (folder / "slow").touch()
+    process.send_signal(signal.SIGTERM)
+    until(lambda: list(checkpoints.glob(".*")))
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    shown = process.communicate(timeout=60)[1]
+    assert process.returncode == 143 and time.monotonic() - began < 20
+    assert shown.endswith("; the last checkpoint is whole; go on with: headway train run --resume\n")
+    assert Checkpoints(folder / "run").latest(pytest.fail) == 6  # the end of pretraining
+    with pytest.raises(Interrupted):
+        headway.train(folder / "run", folder / "run", resume=True, watch=StopAt(8))
+
+
+def test_outside_the_main_thread_signals_are_left_alone() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    seen: list[Any] = []
+
+    def body() -> None:
+        with interruptible() as interrupted:
+            seen.append((interrupted(), signal.getsignal(signal.SIGTERM)))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert seen == [(0, before)]
+
+
+# ---- losses and gradients that are no numbers
+
+
+class Spoilt:
+    """Makes the loss or the gradient of certain steps of the last stage something that is no number."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, steps: set[int], loss: float = NAN, gradient: float | None = None
+    ) -> None:
+        self.now, self.rows = False, []
+        plain_step, plain_losses, plain_clip = Plain.step, engine.token_losses, engine.clip_gradients
+
+        def step(this: Plain, step: int, rate: float) -> Outcome:
+            self.now = this.streams[0].name == "training" and step in steps
+            return plain_step(this, step, rate)
+
+        def losses(*arguments: Any) -> torch.Tensor:
+            return plain_losses(*arguments) * (loss if self.now and gradient is None else 1.0)
+
+        def clip(model: torch.nn.Module, most: float) -> torch.Tensor:
+            if self.now and gradient is not None:
+                next(model.parameters()).grad.view(-1)[0] = gradient
+            return plain_clip(model, most)
+
+        monkeypatch.setattr(Plain, "step", step)
+        monkeypatch.setattr(engine, "token_losses", losses)
+        monkeypatch.setattr(engine, "clip_gradients", clip)
+
+
+@pytest.mark.parametrize("spoil", [{"loss": NAN}, {"loss": INF}, {"gradient": NAN}, {"gradient": -INF}], ids=str)
+def test_a_step_that_is_no_number_ends_the_run_before_its_update(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: dict[str, float]
+) -> None:
+    """Step 9 is the third of its stage, with nothing logged and no checkpoint due around it."""
+    sets = ["training.log_every=5", "training.checkpoint_every=0", "training.evaluate_every=0"]
+    with pytest.raises(Interrupted):
+        headway.train(run_file, tmp_path / "good", [*sets, "training.log_every=1"], watch=StopAt(8))
+    from headway.tasks import QuestionAnswering
+
+    Spoilt(monkeypatch, {2}, **spoil)
+    made: list[list[int]] = []
+    plain = QuestionAnswering.make
+
+    def make(self: QuestionAnswering, rows: torch.Tensor, noise: torch.Tensor) -> Any:
+        made.append(rows.tolist())
+        return plain(self, rows, noise)
+
+    monkeypatch.setattr(QuestionAnswering, "make", make)
+    with pytest.raises(UserError, match=r"Lower training\.learning_rate .*bad_steps = \"skip\"") as caught:
+        headway.train(run_file, tmp_path / "run", sets)
+    words = str(caught.value)
+    assert re.match(r"the loss is \S+ and the gradient's norm (nan|inf) at step 9 \(learning rate", words), words
+    assert "it changed no weight; the last checkpoint is from before it (step 8)" in words
+    assert words.endswith(f"its rows are training {', '.join(map(str, made[-1]))}")
+    assert same(final_weights(tmp_path / "run"), final_weights(tmp_path / "good"))
+
+
+def test_the_rows_of_every_stream_are_named(run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = {"task": {"name": "span_corruption", "corpus": str(run_file.parent / "wiki.txt")}, "rows": 40}
+    tables = load_settings(run_file).tables()
+    tables["streams"] = {"text": stream, "late": stream | {"start": 0.9, "rows": 2}}
+    Spoilt(monkeypatch, {1})
+    with pytest.raises(UserError, match=r"rows are training (\d+, ){4}\d+; text (\d+, ){31}\d+ and 8 more$"):
+        headway.train(tables, tmp_path / "run")
+
+
+def test_bad_steps_may_be_passed_over_also_after_the_run_has_stopped(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end is that of a run that passed over them from the start, wherever it is interrupted."""
+    Spoilt(monkeypatch, {1, 2})
+    sets = [*LOGGED, "training.bad_steps=skip"]
+    report = Said()
+    whole = headway.train(run_file, tmp_path / "whole", sets, report=report)
+    said = [line for line in report.lines if "passed over" in line]
+    assert [re.search(r"at step (\d+); passed over, (\d) so far", line).groups() for line in said] == [
+        ("8", "1"),
+        ("9", "2"),
+    ]
+    assert whole.state.skipped == 2 and whole.state.step == 11
+    assert [record["step"] for record in whole.metrics if record["step"] > 6 and "loss" in record] == [7, 10, 11]
+    assert whole.metrics[-2]["skipped"] == 2
+    assert all(math.isfinite(record.get("loss", 0.0)) for record in whole.metrics)
+
+    with pytest.raises(UserError, match="at step 8"):
+        headway.train(run_file, tmp_path / "run", LOGGED)
+    again = headway.train(run_file, tmp_path / "run", sets, resume=True)  # a harmless change
+    assert again.state.skipped == 2 and same(final_weights(again.path), final_weights(whole.path))
+
+
+@pytest.mark.parametrize(("bad", "stops"), [(set(range(3, 13)), 18), (set(range(40)) - {9, 19, 29}, None)])
+def test_ten_bad_steps_in_a_row_are_enough(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: set[int], stops: int | None
+) -> None:
+    Spoilt(monkeypatch, bad)
+    sets = ["training.bad_steps=skip", "training.steps=39", "training.evaluate_every=0", "training.keep=30"]
+    if stops is None:
+        assert headway.train(run_file, tmp_path / "run", sets).state.skipped == 36
+    else:
+        with pytest.raises(
+            UserError, match=f"at step {stops + 1} .*, the 10th such step in a row; it changed no weight"
+        ):
+            headway.train(run_file, tmp_path / "run", sets)
+        with pytest.raises(UserError, match=f"at step {stops + 1} "):  # resuming does not begin to count anew
+            headway.train(run_file, tmp_path / "run", sets, resume=True)
+
+
+# ---- spikes
+
+
+def spikes_of(losses: list[float], times: float = 8.0) -> list[int]:
+    found = Spikes(times)
+    return [number for number, loss in enumerate(losses) if found.see(loss) is not None]
+
+
+def slow_spikes(losses: list[float], times: float = 8.0) -> list[int]:
+    """The same by numpy, from the whole list every time."""
+    found: list[int] = []
+    for number, loss in enumerate(losses):
+        before = np.array(losses[max(0, number - 20) : number])
+        if len(before) < 20 or (found and number - found[-1] < 100):
+            continue
+        spread = np.median(np.abs(before - np.median(before))) / NormalDist().inv_cdf(0.75)
+        if loss > np.median(before) + max(times * spread, 0.1):
+            found.append(number)
+    return found
+
+
+def test_spikes_are_those_that_the_definition_finds() -> None:
+    numbers = random.Random(0)
+    for _ in range(30):
+        losses = [
+            3 * math.exp(-step / 200) + numbers.gauss(0, 0.05) + (numbers.random() < 0.02) * numbers.uniform(0, 3)
+            for step in range(400)
+        ]
+        assert spikes_of(losses) == slow_spikes(losses)
+    assert spikes_of([1.0] * 20 + [1.2]) == [20] and spikes_of([1.0] * 19 + [9.0]) == []
+    assert spikes_of([1.0] * 20 + [9.0], times=0.0) == []
+
+
+def test_noise_and_falling_losses_are_no_spikes_and_one_line_in_a_hundred_is_enough() -> None:
+    numbers = random.Random(1)
+    assert spikes_of([numbers.gauss(2.0, 0.2) for _ in range(20_000)]) == []
+    assert spikes_of([5.0 * 0.99**step for step in range(2000)]) == []
+    assert spikes_of([1e-4 * 10 ** numbers.random() for _ in range(5000)]) == []
+    steady = [numbers.gauss(2.0, 0.02) for _ in range(400)]
+    for number in range(150, 400, 3):
+        steady[number] = 6.0
+    assert spikes_of(steady) == [150, 252, 354]
+
+
+def test_a_spike_is_said_with_its_step_once_also_when_the_run_is_resumed(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Plain.step
+
+    def step(self: Plain, step: int, rate: float) -> Outcome:
+        done = plain(self, step, rate)
+        return replace(done, loss=torch.tensor(30.0 if step in (24, 30) else 2.0 + step % 2 / 100))
+
+    monkeypatch.setattr(Plain, "step", step)
+    sets = [*LOGGED, "training.steps=34", "pretraining.training.steps=3"]
+    report = Said()
+    headway.train(run_file, tmp_path / "whole", sets, report=report)
+    said = [line for line in report.lines if "far above" in line]
+    words = "training: step 28: the loss is 30.0000, far above the last 20 logged (median 2.0050)"
+    assert len(said) == 1 and said[0].startswith(words)
+    report = Said()
+    for stop in (15, 29):  # before the first one, and between the two
+        with pytest.raises(Interrupted):
+            headway.train(run_file, tmp_path / "run", sets, resume=True, report=report, watch=StopAt(stop))
+    headway.train(run_file, tmp_path / "run", sets, resume=True, report=report)
+    assert [line for line in report.lines if "far above" in line] == said
+    report = Said()
+    headway.train(run_file, tmp_path / "quiet", [*sets, "training.spike_warning=0"], report=report)
+    assert not [line for line in report.lines if "far above" in line]
+
+
+# ---- memory
+
+
+def too_much() -> None:
+    torch.empty(1 << 50)  # torch's own error on a CPU
+
+
+def too_much_for_python() -> None:
+    raise MemoryError
+
+
+def too_much_for_a_gpu() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.parametrize("happens", [too_much, too_much_for_python, too_much_for_a_gpu])
+def test_a_lack_of_memory_names_the_settings_to_change(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, happens: Any
+) -> None:
+    plain, at = Plain.step, ["training", 3]
+
+    def step(self: Plain, step: int, rate: float) -> Outcome:
+        if [self.streams[0].name, step] == at:
+            happens()
+        return plain(self, step, rate)
+
+    monkeypatch.setattr(Plain, "step", step)
+    out = run_file.parent / "run"
+    assert run_command(["train", str(run_file), "--out", str(out), "--set", "training.accumulate=2"]) == 2
+    shown = capsys.readouterr().err
+    assert (
+        "headway: out of memory at step 10; take it in more pieces with training.accumulate (now 2), or lower "
+        "training.batch_size (5); the last checkpoint is of step 8\n"
+    ) in shown and "Traceback" not in shown
+    at[:] = ["pretraining", 0]
+    with pytest.raises(UserError, match=r"pretraining.training.batch_size \(4\); there is no checkpoint yet"):
+        headway.train(run_file, run_file.parent / "other")
+
+
+def test_another_error_of_the_engine_stays_what_it_is(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(self: Plain, step: int, rate: float) -> Outcome:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(Plain, "step", step)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        headway.train(run_file, tmp_path / "run")
+
+
+# ---- two owners
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from headway.files import Ownership
+with Ownership(Path(sys.argv[1])):
+    print("mine", flush=True)
+    time.sleep(120)
+"""
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that owns tmp_path / "run"."""
+    (tmp_path / "run").mkdir()
+    process = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / "run"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "mine\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_second_process_is_refused_and_a_dead_owner_is_not_one(
+    owner: subprocess.Popen[str], run_file: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    command = ["train", str(run_file), "--out", str(tmp_path / "run")]
+    assert run_command(command) == 2
+    found = re.search(
+        rf"run: in use by process {owner.pid} on (\S+) since (\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d); wait for it, stop it",
+        capsys.readouterr().err,
+    )
+    assert found is not None and found[1] == os.uname().nodename
+    assert abs(time.mktime(time.strptime(found[2], "%Y-%m-%d %H:%M:%S")) - time.time()) < 300
+    assert not (tmp_path / "run" / "run.toml").exists()
+    owner.kill()
+    owner.wait()
+    assert f"process {owner.pid}" in (tmp_path / "run" / ".lock").read_text()  # it had no time to clear it
+    with Ownership(tmp_path / "run"):
+        assert (tmp_path / "run" / ".lock").read_text().startswith(f"process {os.getpid()} on ")
+    assert run_command(command) == 0
+    assert "in use" not in capsys.readouterr().err
+    assert (tmp_path / "run" / ".lock").read_text() == ""
+
+
+def test_two_real_runs_on_one_directory(run_file: Path) -> None:
+    """The second is refused while the first trains, and the first does not notice."""
+    folder = run_file.parent
+    command = [*CALL, "train", str(run_file), "--out", "run", "--set", "training.steps=100000"]
+    first = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    metrics = folder / "run" / "metrics.jsonl"
+    until(lambda: metrics.exists() and '"training"' in metrics.read_text())
+    with pytest.raises(RunError, match=f"in use by process {first.pid} on .* since"):
+        headway.train(folder / "run", folder / "run", resume=True)
+    lines = len(metrics.read_text().splitlines())
+    until(lambda: len(metrics.read_text().splitlines()) > lines + 3)
+    first.kill()
+    first.communicate()
+    with pytest.raises(Interrupted):  # taken over without a word
+        headway.train(folder / "run", folder / "run", resume=True, watch=Soon())
+
+
+class Soon:
+    """Ctrl-C at the first step that is recorded."""
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        self.__class__ = Never  # once
+
+
+class Never(Soon):
+    def __call__(self, record: dict[str, Any]) -> None:
+        pass
+
+
+def test_somebody_who_only_looks_at_the_lock_is_no_owner(tmp_path: Path) -> None:
+    import fcntl
+
+    with Ownership(tmp_path):
+        pass
+    with open(tmp_path / ".lock") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        threading.Timer(0.1, lambda: fcntl.flock(file, fcntl.LOCK_UN)).start()
+        with Ownership(tmp_path):
+            pass
+
+
+def test_what_a_killed_process_left_of_a_write_is_removed(run_file: Path, tmp_path: Path) -> None:
+    """Killed before anything was there but a temporary file: the directory counts as empty."""
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / ".run.toml.4711.tmp").write_text("half")
+    (out / ".lock").write_text("process 4711 on nowhere")
+    headway.train(run_file, out, resume=True)
+    assert not list(out.glob(".*tmp"))
+
+
+# ---- the disk
+
+
+def fails(number: int) -> Any:
+    def fsync(handle: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fsync
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "cannot be written (No space left on device); make room, or choose another with --out"),
+        (errno.EROFS, "cannot be written (Read-only file system); choose another with --out"),
+    ],
+)
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_disk_that_cannot_be_written_is_known_before_data_are_read(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, number: int, words: str, resume: bool
+) -> None:
+    out = run_file.parent / "new" / "run"
+    if resume:
+        with pytest.raises(Interrupted):
+            headway.train(run_file, out, watch=StopAt(9))
+    before = contents(run_file.parent)
+
+    def too_late(*arguments: Any) -> None:
+        pytest.fail("data were read")
+
+    for name in ("headway.run.build_tokenizer", "headway.run.build_stages"):
+        monkeypatch.setattr(name, too_late)
+    monkeypatch.setattr(os, "fsync", fails(number))
+    assert run_command(["train", str(run_file), "--out", str(out), *(["--resume"] if resume else [])]) == 2
+    assert f"{out}: {words}" in capsys.readouterr().err
+    assert contents(run_file.parent) == before and out.exists() == resume
+
+
+def test_a_real_write_that_fails_is_found_by_the_probe(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 15, hard))  # the system writes no larger files
+    try:
+        with pytest.raises(RunError, match=r"not/yet: cannot be written \(File too large\)"):
+            probe(tmp_path / "not" / "yet")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    probe(tmp_path / "not" / "yet")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_without_leave_to_write_is_refused(run_file: Path, capsys: Captured) -> None:
+    closed = run_file.parent / "closed"
+    closed.mkdir(mode=0o500)
+    assert run_command(["train", str(run_file), "--out", str(closed / "run")]) == 2
+    assert "cannot be written (Permission denied); choose another with --out" in capsys.readouterr().err
+
+
+# ---- the clock
+
+
+class Clock:
+    """A clock that goes back an hour at every third look, and stands still at every second."""
+
+    def __init__(self) -> None:
+        self.now, self.looks = 50_000.0, 0
+
+    def __call__(self) -> float:
+        self.looks += 1
+        self.now += -3600.0 if self.looks % 3 == 0 else 0.01 * (self.looks % 2)
+        return self.now
+
+
+def test_a_clock_that_is_set_back_does_no_harm(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    expected = final_weights(headway.train(run_file, tmp_path / "whole", LOGGED).path)
+    for name in ("time", "perf_counter"):
+        monkeypatch.setattr(time, name, Clock())
+    with pytest.raises(Interrupted):
+        headway.train(run_file, tmp_path / "run", LOGGED, watch=StopAt(8))
+    run = headway.train(run_file, tmp_path / "run", LOGGED, resume=True, report=Lines(seconds=0.0))
+    monkeypatch.undo()
+    assert same(final_weights(run.path), expected)
+    records = [record for record in run.metrics if "loss" in record]
+    seconds = [record["seconds"] for record in records]
+    assert seconds == sorted(seconds) and 0 <= seconds[-1] < 60
+    assert all(0 <= record["tokens_per_second"] < 1e7 for record in records)
+    left = re.findall(r"(\S+) left$", capsys.readouterr().err, re.M)
+    assert all(re.fullmatch(r"\d+:\d\d", each) for each in left)
+
+
+def test_the_meter_counts_only_time_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([10.0, 12.0, 3.0, 3.0, 4.0, 1.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(times))
+    meter = Meter(State())
+    meter.add(100)
+    assert meter.read() == {"seconds": 2.0, "tokens_per_second": 50.0}
+    meter.add(100)
+    assert meter.read() == {"seconds": 2.0, "tokens_per_second": 50.0}  # set back: the speed stays what it was
+    meter.add(30)
+    meter.lap()
+    assert meter.read() == {"seconds": 3.0, "tokens_per_second": 30.0}
+    meter.add(5)
+    assert meter.read() == {"seconds": 3.0, "tokens_per_second": 30.0}
+
+
+def test_every_record_is_json_that_any_reader_takes(run_file: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """NaN and Infinity are no JSON; a bad step leaves no line."""
+    Spoilt(monkeypatch, {0, 3, 4})
+    run = headway.train(run_file, tmp_path / "run", [*OFTEN, "training.bad_steps=skip"])
+
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} in metrics.jsonl")
+
+    for line in (run.path / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)

@@ -68,7 +68,7 @@ def test_the_loss_is_the_weighted_sum_of_the_streams_means() -> None:
     expected = 0.0
     for stream in streams:
         batch = stream.batch(0)
-        expected += stream.weight * float(next_token_loss(model, batch)) / batch.learned()
+        expected += stream.weight * float(next_token_loss(model, batch).detach()) / batch.learned()
     optimizer = build_optimizer(model, TrainingSettings())
     done = Plain(model, streams, optimizer, 0, torch.float32, 1.0).step(0, 1.0)
     assert float(done.loss) == pytest.approx(expected, rel=1e-6)

@@ -36,7 +36,7 @@ from headway.training import engine
 from headway.training.checkpoint import Checkpoints
 from headway.training.engine import Outcome, Plain
 from headway.training.guard import Spikes, interruptible
-from headway.training.loop import Meter, State, Trainer
+from headway.training.loop import Meter, Plan, Stage, State, Trainer
 from tests.training.test_checkpoint import OFTEN, Said, contents, in_writer
 from tests.training.test_resume import StopAt, final_weights, same
 
@@ -299,6 +299,33 @@ def test_ten_bad_steps_in_a_row_are_enough(
             headway.train(run_file, tmp_path / "run", sets)
         with pytest.raises(UserError, match=f"at step {stops + 1} "):  # resuming does not begin to count anew
             headway.train(run_file, tmp_path / "run", sets, resume=True)
+
+
+@pytest.mark.parametrize(("bad", "seen"), [(1, False), (4, True)])
+def test_where_a_device_computes_only_logged_steps_are_looked_at(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int, seen: bool
+) -> None:
+    """To look is to wait for it. A bad step changed no weight there either, seen or not."""
+    plain, looked = Trainer.plan, []
+
+    def plan(self: Trainer, stage: Stage) -> Plan:
+        return replace(plain(self, stage), at_hand=False)
+
+    def is_finite(done: Outcome) -> bool:
+        looked.append(done)
+        return math.isfinite(float(done.loss))
+
+    monkeypatch.setattr(Trainer, "plan", plan)
+    monkeypatch.setattr("headway.training.loop.is_finite", is_finite)
+    Spoilt(monkeypatch, {bad})
+    sets = ["pretraining.training.steps=0", "training.log_every=5", "training.checkpoint_every=0"]
+    if seen:
+        with pytest.raises(UserError, match=r"at step 5 .* from before it \(step 4\)"):
+            headway.train(run_file, tmp_path / "run", sets)
+    else:
+        assert headway.train(run_file, tmp_path / "run", sets).state.step == 5
+    assert len(looked) == 1
+    assert all(tensor.isfinite().all() for tensor in final_weights(tmp_path / "run").values())
 
 
 # ---- spikes

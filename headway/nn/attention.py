@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.nn.cache import LayerCache
+from headway.nn.dropout import dropout
 from headway.nn.positions import InAttention
 
 
@@ -240,7 +241,7 @@ class SelfAttention(Attention):
         if causal:
             order = causal_mask(q.shape[-2], k.shape[-2], q.device)
             allowed = order if allowed is None else allowed & order
-        weights = F.dropout(masked_softmax(self.scores(q, k, t, s), allowed), self.dropout, self.training)
+        weights = dropout(masked_softmax(self.scores(q, k, t, s), allowed), self.dropout, self.training)
         mixed = weights @ v
         if self.position is not None and self.position.on_values:
             mixed = mixed + self.position.values(weights, t, s)

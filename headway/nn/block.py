@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from headway.nn.attention import Attention
 from headway.nn.cache import LayerCache
+from headway.nn.dropout import Dropout
 
 
 class FeedForward(nn.Module):
@@ -33,7 +34,7 @@ class Block(nn.Module):
         self.attention = attention
         self.feed_forward_norm = nn.LayerNorm(width)
         self.feed_forward = feed_forward
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, positions: Tensor, cache: LayerCache | None = None) -> Tensor:
         x = x + self.dropout(self.attention(self.attention_norm(x), positions, cache))

@@ -15,14 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from headway.nn.layers import TransformerDecoderLayer, TransformerEncoderLayer
 from headway.nn.multihead import MultiheadAttention
-from headway.nn.transformer import (
-    Transformer,
-    TransformerDecoder,
-    TransformerDecoderLayer,
-    TransformerEncoder,
-    TransformerEncoderLayer,
-)
+from headway.nn.transformer import Transformer, TransformerDecoder, TransformerEncoder
 
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
 HIDDEN = float("-inf")

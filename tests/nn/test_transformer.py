@@ -15,15 +15,10 @@ from torch import Tensor, nn
 
 from headway.nn import ALiBi, BigBird, InAttention, Learned, Local, Relative, Rotary, SelfAttention, Sinusoidal, T5Bias
 from headway.nn.dropout import Dropout
+from headway.nn.layers import TransformerDecoderLayer, TransformerEncoderLayer
 from headway.nn.multihead import MultiheadAttention
 from headway.nn.recording import record_attention
-from headway.nn.transformer import (
-    Transformer,
-    TransformerDecoder,
-    TransformerDecoderLayer,
-    TransformerEncoder,
-    TransformerEncoderLayer,
-)
+from headway.nn.transformer import Transformer, TransformerDecoder, TransformerEncoder
 
 HIDDEN = float("-inf")
 SCHEMES = {"rotary": Rotary(4), "relative": Relative(4, reach=2), "alibi": ALiBi(2), "t5": T5Bias(2, 4, 8)}

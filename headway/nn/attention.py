@@ -246,9 +246,7 @@ class SelfAttention(Attention):
             allowed = order if allowed is None else allowed & order
         weights = F.dropout(masked_softmax(self.scores(q, k, t, s), allowed), self.dropout, self.training)
         mixed = weights @ v
-        if self.position is not None and self.position.on_values:
-            mixed = mixed + self.position.values(weights, t, s)
-        return mixed
+        return mixed if self.position is None else mixed + self.position.values(weights, t, s)
 
     def scores(self, q: Tensor, k: Tensor, t: Tensor, s: Tensor) -> Tensor:
         """How well each query fits each key: (…, T, S)."""

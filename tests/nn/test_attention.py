@@ -79,7 +79,7 @@ def test_heads_must_divide_width() -> None:
 
 
 def test_unscaled_leaves_the_division_out() -> None:
-    """The same weights otherwise: it loads what the scaled one saved, and multiplying its queries by 1/√K gives that."""
+    """The same weights otherwise: it loads what the scaled one saved, and with queries divided by √K it is that one."""
     torch.manual_seed(0)
     scaled, unscaled = SelfAttention(12, 3).double(), Unscaled(12, 3).double()
     unscaled.load_state_dict(scaled.state_dict())

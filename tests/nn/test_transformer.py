@@ -260,9 +260,7 @@ def slow_attention(attention: MultiheadAttention, x: Tensor, scheme: InAttention
         seen = [s for s in range(len(x)) if not hidden[t, s]]
         at, to = torch.tensor([t]), torch.tensor(seen)
         weights = plain.scores(q[:, :, [t]], k[:, :, seen], at, to).softmax(-1)  # (1, H, 1, len(seen))
-        mixed[:, :, [t]] = weights @ v[:, :, seen]
-        if scheme.on_values:
-            mixed[:, :, [t]] += scheme.values(weights, at, to)
+        mixed[:, :, [t]] = weights @ v[:, :, seen] + scheme.values(weights, at, to)
     return attention.out_proj(mixed.transpose(1, 2).flatten(2)[0])
 
 

@@ -19,7 +19,7 @@ from itertools import chain, islice
 from headway.errors import DataError, SettingsError, UserError, nearest
 from headway.text import plain, readers
 from headway.text.plain import Misread
-from headway.text.sources import Source, Unpacked
+from headway.text.preparation.sources import Source, Unpacked
 
 BLOCK = 1 << 20  # bytes
 LONG_LINE = 4 * BLOCK  # a longer one is cut at a space

@@ -99,11 +99,7 @@ class TransformerEncoderLayer(nn.Module):
         return self.sublayers(rows, lambda x: attention.packed(x, packing))
 
     def sublayers(self, x: Tensor, attend: Function) -> Tensor:
-        add, activation = in_memory_at_hand(self)
-
-        def feed_forward(x: Tensor) -> Tensor:
-            return self.linear2(self.dropout(activation(self.linear1(x))))
-
+        add, feed_forward = in_memory_at_hand(self)
         if self.norm_first:
             x = add(x, self.dropout1(attend(self.norm1(x))))
             return add(x, self.dropout2(feed_forward(self.norm2(x))))
@@ -182,10 +178,7 @@ class TransformerDecoderLayer(nn.Module):
                 is_causal=memory_is_causal,
             )[0]
 
-        def feed_forward(x: Tensor) -> Tensor:
-            return self.linear2(self.dropout(activation(self.linear1(x))))
-
-        add, activation = in_memory_at_hand(self)
+        add, feed_forward = in_memory_at_hand(self)
         x = tgt
         if self.norm_first:
             x = add(x, self.dropout1(attend(self.norm1(x))))
@@ -303,15 +296,20 @@ def watched(module: nn.Module) -> bool:
 
 
 def in_memory_at_hand(layer: TransformerEncoderLayer | TransformerDecoderLayer) -> tuple[Callable, Function]:
-    """x + y and the activation, written over y where nobody looks at it again: new memory costs as much as they do."""
-    if torch.compiler.is_compiling() or not as_built(layer):
-        return torch.add, layer.activation
-    activation = torch.relu_ if layer.activation is F.relu else layer.activation
+    """x + y and the feed-forward net, written over y and over the net's inside where nobody looks at these again.
+
+    New memory costs as much as the sums and the activation do.
+    """
+    own = not torch.compiler.is_compiling() and as_built(layer)
+    activation = torch.relu_ if own and layer.activation is F.relu else layer.activation
 
     def add(x: Tensor, y: Tensor) -> Tensor:
-        return y.add_(x) if x.dtype == y.dtype else x + y
+        return y.add_(x) if own and x.dtype == y.dtype else x + y
 
-    return add, activation
+    def feed_forward(x: Tensor) -> Tensor:
+        return layer.linear2(layer.dropout(activation(layer.linear1(x))))
+
+    return add, feed_forward
 
 
 def tokens_that_count(key_padding_mask: Tensor, rows: Tensor, name: str) -> Tensor:

@@ -227,7 +227,7 @@ def data_prepare(
 ) -> None:
     """Encode files of any size into token shards, to train on with corpus = "FOLDER"."""
     from headway.console import reporter
-    from headway.text.prepare import prepare
+    from headway.text.preparation import prepare
 
     shards = prepare(
         files,

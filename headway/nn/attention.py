@@ -175,12 +175,16 @@ class SelfAttention(Attention):
         self.heads = heads
         self.causal = causal
         self.dropout = dropout
-        self.scale = (width // heads) ** -0.5
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
         self.value = nn.Linear(width, width)
         self.output = nn.Linear(width, width)
         self.position = position
+
+    @property
+    def scale(self) -> float:
+        """What the products of queries and keys are multiplied by."""
+        return (self.width // self.heads) ** -0.5
 
     def forward(
         self, x: Tensor, positions: Tensor, cache: LayerCache | None = None, mask: Tensor | None = None
@@ -243,9 +247,7 @@ class SelfAttention(Attention):
             allowed = order if allowed is None else allowed & order
         weights = dropout(masked_softmax(self.scores(q, k, t, s), allowed), self.dropout, self.training)
         mixed = weights @ v
-        if self.position is not None and self.position.on_values:
-            mixed = mixed + self.position.values(weights, t, s)
-        return mixed
+        return mixed if self.position is None else mixed + self.position.values(weights, t, s)
 
     def scores(self, q: Tensor, k: Tensor, t: Tensor, s: Tensor) -> Tensor:
         """How well each query fits each key: (…, T, S)."""
@@ -273,15 +275,4 @@ class Unscaled(SelfAttention):
     softmax saturates ("Attention is all you need", section 3.2.1; `headway lab scaling`). Time O(T²·D).
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        dropout: float = 0.0,
-        *,
-        causal: bool = False,
-        length: int | None = None,
-        position: InAttention | None = None,
-    ) -> None:
-        super().__init__(width, heads, dropout, causal=causal, length=length, position=position)
-        self.scale = 1.0
+    scale = 1.0

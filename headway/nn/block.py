@@ -40,9 +40,5 @@ class Block(nn.Module):
         x = x + self.dropout(self.attention(self.attention_norm(x), positions, cache))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))  # (B, T, D)
 
-    def attention_map(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Where each position of this block's input looks: (B, H, T, T)."""
-        return self.attention.weights(self.attention_norm(x), positions)
-
     def empty_cache(self, rows: int, length: int) -> LayerCache:
         return self.attention.empty_cache(rows, length)

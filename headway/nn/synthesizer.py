@@ -309,9 +309,7 @@ class DotProduct(Synthesizer):
 
     def mix(self, weights: Tensor, v: Tensor, t: Tensor, s: Tensor) -> Tensor:
         mixed = super().mix(weights, v, t, s)
-        if self.position is not None and self.position.on_values:
-            mixed = mixed + self.position.values(weights, place(t), place(s))
-        return mixed
+        return mixed if self.position is None else mixed + self.position.values(weights, place(t), place(s))
 
     def turned(self, x: Tensor, positions: Tensor) -> Tensor:
         """Queries or keys (B, T, D), cut into heads and turned to their positions: (B, H, T, K)."""

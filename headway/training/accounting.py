@@ -14,7 +14,6 @@ Shapes: B batch, T queries, S keys, H heads, K head width.
 from __future__ import annotations
 
 import re
-import resource
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -33,6 +32,11 @@ from headway.models import CausalModel
 from headway.training.checkpoint import State
 from headway.training.engine import Outcome
 from headway.training.streams import Stream
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 CPU = torch.device("cpu")
 aten = torch.ops.aten
@@ -171,10 +175,13 @@ def measured_peak(precision: torch.dtype, threads: int, size: int = 768) -> floa
     return None if best is None else 2 * size**3 / best
 
 
-def peak_memory(device: torch.device) -> int:
-    """Bytes: on a GPU the most that tensors took there, else the most that the process had in memory."""
+def peak_memory(device: torch.device) -> int | None:
+    """Bytes: on a GPU the most that tensors took there, else the most that the process had in memory; None where the
+    system does not tell."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    if resource is None:
+        return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -244,13 +251,13 @@ class Meter:
         self.lap()
         self.speed = self.lately.speed() or self.speed
         self.lately = Work()
-        share = self.utilisation(self.speed)
+        share, memory = self.utilisation(self.speed), peak_memory(self.device)
         return {
             "seconds": round(self.state.seconds, 3),
             "tokens_per_second": round(self.speed.positions, 1),
             "useful_tokens_per_second": round(self.speed.tokens, 1),
             **({} if share is None else {"flops_utilisation": round(share, 4)}),
-            "memory": peak_memory(self.device),
+            **({} if memory is None else {"memory": memory}),
         }
 
     def utilisation(self, speed: Work) -> float | None:
@@ -268,7 +275,10 @@ class Meter:
         share = None if speed is None else self.utilisation(speed)
         if share is not None:
             parts.append(f"{share:.1%} of the {'measured ' if self.device.type == 'cpu' else ''}peak")
-        return ", ".join([*parts, f"{size(peak_memory(self.device))} of memory at most"])
+        memory = peak_memory(self.device)
+        if memory is not None:
+            parts.append(f"{size(memory)} of memory at most")
+        return ", ".join(parts)
 
 
 def size(count: int) -> str:

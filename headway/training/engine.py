@@ -30,6 +30,7 @@ from headway.tasks.base import IGNORE, Batch
 from headway.training import device as devices
 from headway.training.optimizer import Optimizer
 from headway.training.order import mix
+from headway.training.parts import during
 from headway.training.streams import Stream, by_length, token_losses
 
 NAMES = ("auto", "plain", "graph", "compiled")
@@ -69,20 +70,24 @@ class Plain(Engine):
 
     def step(self, step: int, rate: float) -> Outcome:
         device = next(self.model.parameters()).device
-        batches = [(stream, stream.batch(step)) for stream in self.streams if stream.takes_part(step)]
+        with during("making batches"):
+            batches = [(stream, stream.batch(step)) for stream in self.streams if stream.takes_part(step)]
         torch.manual_seed(mix(self.seed, "dropout", step))
         self.optimizer.set_rate(rate)
         total, positions = torch.zeros((), device=device), 0
         losses = {}
         with devices.autocast(device, self.precision):
             for stream, batch in batches:
-                pieces = batch.pieces(self.pieces(batch, device))
+                with during("making batches"):
+                    pieces = batch.pieces(self.pieces(batch, device))
                 positions += sum(piece.inputs.numel() for piece in pieces)
                 losses[stream.name] = self.gradients(pieces, batch.learned(), stream.weight, device)
                 total += stream.weight * losses[stream.name]
-        norm = clip_gradients(self.model, self.clip)
-        self.optimizer.step_unless_infinite(norm)
-        self.optimizer.zero_grad()
+        with during("clipping"):
+            norm = clip_gradients(self.model, self.clip)
+        with during("optimizer"):
+            self.optimizer.step_unless_infinite(norm)
+            self.optimizer.zero_grad()
         return Outcome(sum(batch.tokens for _, batch in batches), positions, total, norm, losses)
 
     def gradients(self, pieces: Sequence[Batch], learned: int, weight: float, device: torch.device) -> Tensor:
@@ -94,8 +99,10 @@ class Plain(Engine):
         total = torch.zeros((), device=device)
         for piece in pieces:
             there = piece.to(device)
-            summed = token_losses(self.model, there.inputs, there.targets).sum()
-            (summed * (weight / learned)).backward()
+            with during("forward"):
+                summed = token_losses(self.model, there.inputs, there.targets).sum()
+            with during("backward"):
+                (summed * (weight / learned)).backward()
             total += summed.detach()
         return total / learned
 
@@ -134,11 +141,13 @@ class Captured(Engine):
         active = [stream for stream in self.streams if stream.takes_part(step)]
         if active != self.active:
             self.capture(active, step)
-        tokens = self.feed.fill(step, self.active, self.buffers)
+        with during("making batches"):
+            tokens = self.feed.fill(step, self.active, self.buffers)
         torch.cuda.manual_seed(mix(self.seed, "dropout", step))
         self.optimizer.set_rate(rate)
         assert self.graph is not None
-        self.graph.replay()
+        with during("replay"):
+            self.graph.replay()
         names = [stream.name for buffer in self.buffers for stream in buffer.streams]
         losses = dict(zip(names, self.means.clone().unbind(), strict=True))
         positions = sum(buffer.inputs.numel() for buffer in self.buffers)

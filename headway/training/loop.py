@@ -39,6 +39,8 @@ from headway.training.guard import (
     is_out_of_memory,
 )
 from headway.training.order import Sequential, Shuffled, mix
+from headway.training.parts import during
+from headway.training.profile import Profile, Unprofiled
 from headway.training.streams import Stream
 
 
@@ -152,6 +154,7 @@ class Trainer:
     report: Reporter
     watch: Callable[[dict[str, Any]], None] = lambda record: None  # sees every record of metrics.jsonl
     state: State = field(default_factory=State)
+    profile: bool = False  # look at a window of steps
 
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(self.directory)
@@ -187,24 +190,27 @@ class Trainer:
     def run(self) -> State:
         """Train what is left of the stages."""
         self.checkpoints.require_room(self.model)
+        left = [stage for stage in self.stages if self.state.step < stage.end and not self.state.done]
+        steps = [stage.end - max(stage.begin, self.state.step) for stage in left]
+        profile = Profile(self.directory, self.report, steps) if self.profile else Unprofiled()
         with interruptible() as interrupted, self.writer:
-            for stage in self.stages:
-                if self.state.step < stage.end and not self.state.done:
-                    self.fit(stage, interrupted)
+            for stage in left:
+                self.fit(stage, interrupted, profile)
             self.writer.wait()
             if self.state.step not in self.checkpoints.steps():  # a run of no steps
                 self.state.done = True
                 self.writer.save(self.model, None, self.state, self.stages[-1].settings.keep)
         return self.state
 
-    def fit(self, stage: Stage, interrupted: Callable[[], int]) -> None:
+    def fit(self, stage: Stage, interrupted: Callable[[], int], profile: Unprofiled) -> None:
         """Train one stage to its end."""
         settings, state = stage.settings, self.state
         plan = self.plan(stage)
         meter = plan.meter
         self.model.train()
+        profile.begin(stage.name, stage.end - state.step, meter.device)
         meter.skip()
-        with self.report.progress(stage.name, settings.steps, state.step - stage.begin) as progress:
+        with profile, self.report.progress(stage.name, settings.steps, state.step - stage.begin) as progress:
             while state.step < stage.end:
                 step = state.step - stage.begin
                 share = plan.rate(step)
@@ -233,6 +239,7 @@ class Trainer:
                     progress.update(step + 1, record)
                     self.warn_of_spike(stage, plan, record)
                 meter.lap()
+                profile.after(step)
                 scored = due(settings.evaluate_every, step + 1) or (last and stage.final)
                 better, enough = self.evaluate(stage) if scored else (False, False)
                 state.done = stage.final and (last or enough)
@@ -314,7 +321,8 @@ class Trainer:
                 f"the weights are not finite after step {self.state.step:,}{before}. "
                 f"Lower {stage.place}.learning_rate or lengthen {stage.place}.warmup"
             )
-        self.writer.save(self.model, plan.optimizer, self.state, stage.settings.keep)
+        with during("checkpoints"):
+            self.writer.save(self.model, plan.optimizer, self.state, stage.settings.keep)
 
     def last_checkpoint(self) -> int | None:
         self.writer.wait()
@@ -346,7 +354,8 @@ class Trainer:
     def evaluate(self, stage: Stage) -> tuple[bool, bool]:
         """Score the model and remember the best: (is this the best so far, is it time to stop early)."""
         task, state = stage.task, self.state
-        result = task.evaluate(self.model)  # in float32, as whoever loads the run will see it
+        with during("evaluation"):
+            result = task.evaluate(self.model)  # in float32, as whoever loads the run will see it
         numbers = {key: value for key, value in result.items() if isinstance(value, int | float)}
         self.record({"stage": stage.name, "step": state.step, "evaluation": numbers})
         value = numbers.get(task.metric)

@@ -9,6 +9,7 @@ and where it fails, training goes on without it.
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import tempfile
@@ -140,9 +141,9 @@ class Profile(Unprofiled):
         text, trace = self.directory / "profile.txt", self.directory / "profile.json.gz"
         write_text(text, "\n".join(lines) + "\n")
         with tempfile.TemporaryDirectory() as folder:
-            exported = Path(folder, trace.name)
+            exported = Path(folder, "profile.json")
             profiler.export_chrome_trace(str(exported))
-            write_bytes(trace, exported.read_bytes())
+            write_bytes(trace, gzip.compress(exported.read_bytes(), compresslevel=5))
         self.say(
             "\n  ".join([first, *lines[3:HEAD], "…"])
             + f"\nthe whole table: {text}\nthe trace: {trace}, for ui.perfetto.dev"

@@ -21,8 +21,15 @@ from headway.training import parts
 from headway.training.profile import Profile, covered, kernels_table, kind_of
 from tests.training.test_resume import StopAt, final_weights, same
 
-LONG = ["pretraining.training.steps=3", "training.steps=40", "training.checkpoint_every=15", "training.log_every=4"]
-SHORT = [*LONG, "training.steps=12", "model.layers=1", "training.accumulate=1"]  # a window of two steps
+LONG = [
+    "model.layers=1",
+    "training.accumulate=1",
+    "pretraining.training.steps=3",
+    "training.steps=40",
+    "training.checkpoint_every=15",
+    "training.log_every=4",
+]
+SHORT = [*LONG, "training.steps=12"]  # a window of two steps
 CPU = torch.device("cpu")
 
 

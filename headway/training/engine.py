@@ -148,10 +148,8 @@ class Captured(Engine):
         assert self.graph is not None
         with during("replay"):
             self.graph.replay()
-        names = [stream.name for buffer in self.buffers for stream in buffer.streams]
-        losses = dict(zip(names, self.means.clone().unbind(), strict=True))
-        positions = sum(buffer.inputs.numel() for buffer in self.buffers)
-        return Outcome(tokens, positions, self.loss.clone(), self.norm.clone(), losses)
+        losses = dict(zip(self.names, self.means.clone().unbind(), strict=True))
+        return Outcome(tokens, self.positions, self.loss.clone(), self.norm.clone(), losses)
 
     def capture(self, active: list[Stream], step: int) -> None:
         """Record the step for these streams. It is tried out first; what that changes is put back."""
@@ -159,6 +157,8 @@ class Captured(Engine):
         self.graph = None
         self.feed.forget()
         self.buffers = [Buffer(group, self.device) for group in by_length(active)]
+        self.names = [stream.name for buffer in self.buffers for stream in buffer.streams]
+        self.positions = sum(buffer.inputs.numel() for buffer in self.buffers)
         self.feed.fill(step, active, self.buffers)
         saved = self.optimizer.snapshot()
         while True:

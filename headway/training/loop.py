@@ -228,7 +228,7 @@ class Trainer:
                         "stage": stage.name,
                         "step": state.step,
                         "loss": float(done.loss),
-                        **({"losses": numbers(done.losses)} if stage.sides else {}),
+                        **({"losses": fetched(done.losses)} if stage.sides else {}),
                         "learning_rate": share * settings.learning_rate,
                         "gradient_norm": float(done.norm),
                         "tokens": state.tokens,
@@ -415,7 +415,7 @@ def recorded_by(step: int, record: dict[str, Any]) -> bool:
     return isinstance(record.get("step"), int) and record["step"] <= step
 
 
-def numbers(losses: dict[str, Tensor]) -> dict[str, float]:
+def fetched(losses: dict[str, Tensor]) -> dict[str, float]:
     """The streams' losses, fetched from the device at once."""
     return dict(zip(losses, torch.stack([*losses.values()]).tolist(), strict=True))
 

@@ -77,6 +77,9 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard's events, into RUN/tensorboard.")
     ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Also say where the time of a step goes, in RUN/profile.txt.")
+    ] = False,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes and leave.")] = False,
 ) -> None:
     """Train what a recipe or a run file says."""
@@ -87,7 +90,7 @@ def train(
         if source is None and not recipes:
             raise UserError("name one of these recipes, or a run file")
         return
-    train_command(source, sets or [], out, resume, accept_changes, tensorboard)
+    train_command(source, sets or [], out, resume, accept_changes, tensorboard, profile)
 
 
 @app.command()

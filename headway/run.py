@@ -107,11 +107,13 @@ def train(
     report: Reporter | None = None,
     watch: Callable[[Record], None] = lambda record: None,
     accept_changes: bool = False,
+    profile: bool = False,
 ) -> Run:
     """Train what a recipe, a run file, tables or settings say, into the directory `out`.
 
     With `resume`, `out` is continued from its newest checkpoint; a finished run is left as it is. With `accept_changes`
-    it is continued under other settings than it had; the old run file is kept as run.toml.1.
+    it is continued under other settings than it had; the old run file is kept as run.toml.1. With `profile`, a window
+    of steps is looked at, and where their time went is written to profile.txt and profile.json.gz.
     """
     report = report or Reporter()
     settings = source if isinstance(source, RunSettings) else load_settings(source, overrides)
@@ -148,7 +150,7 @@ def train(
             f"{directory}: {settings.model.kind} with {parameter_count(model):,} parameters, {len(tokenizer):,} "
             f"{settings.tokenizer.kind} in the vocabulary, on {devices.describe(device)} ({why})"
         )
-        trainer = Trainer(model, stages, directory, tokenizer.fingerprint(), report, watch)
+        trainer = Trainer(model, stages, directory, tokenizer.fingerprint(), report, watch, profile=profile)
         if resume:
             trainer.resume(reopen=any(change.reopens for change in changes))
         if changes:  # only now that the run has taken them

@@ -376,7 +376,8 @@ def own_panels(run: Watched) -> list[Panel]:
 
     losses = by_stage("loss")
     for name in (*streams, "evaluation/loss"):
-        shown = "dev" if name == "evaluation/loss" else name.removeprefix("losses/")
+        stream = name.removeprefix("losses/")
+        shown = "dev" if name == "evaluation/loss" else f"{stream} alone" if stream in stages else stream
         losses.append(Line(shown, len(losses), run.curve(name)))
     metric = run.metric()
     scored = [] if metric in ("", "loss") else [Panel(f"dev {metric}", by_stage(f"evaluation/{metric}"))]
@@ -384,7 +385,7 @@ def own_panels(run: Watched) -> list[Panel]:
         Panel("loss", losses, named=True),
         *scored,
         Panel("gradient norm", by_stage("gradient_norm")),
-        Panel("tokens a second", by_stage("tokens_per_second"), from_zero=True),
+        Panel("tokens a second", by_stage(speed_of(run)), from_zero=True),
         Panel("learning rate", by_stage("learning_rate"), from_zero=True),
     ]
 
@@ -396,13 +397,20 @@ def common_panels(runs: Sequence[Watched]) -> list[Panel]:
         return [Line(str(run.path), look, run.curve(name)) for look, run in enumerate(runs)]
 
     metrics = list(dict.fromkeys(run.metric() for run in runs))
+    speeds = [Line(str(run.path), look, run.curve(speed_of(run))) for look, run in enumerate(runs)]
     return [
         Panel("loss", by_run("loss")),
         *(Panel(f"dev {metric}", by_run(f"evaluation/{metric}")) for metric in metrics if metric),
         Panel("gradient norm", by_run("gradient_norm")),
-        Panel("tokens a second", by_run("tokens_per_second"), from_zero=True),
+        Panel("tokens a second", speeds, from_zero=True),
         Panel("learning rate", by_run("learning_rate"), from_zero=True),
     ]
+
+
+def speed_of(run: Watched) -> str:
+    """What tells how fast the run learns: tokens without padding, or all where it records no other."""
+    useful = "useful_tokens_per_second"
+    return useful if useful in run.tail.names else "tokens_per_second"
 
 
 def picture(runs: Sequence[Watched], width: int, height: int, plain: bool) -> list[Row]:

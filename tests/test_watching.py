@@ -349,16 +349,28 @@ def test_a_wide_range_is_drawn_on_a_logarithmic_axis() -> None:
 
 def test_each_stage_stream_and_evaluation_has_a_line_with_its_name() -> None:
     records = [logged(step, 4.0, "pretraining") for step in (1, 2, 3)]
-    records += [logged(step, 2.0, losses={"facts": 3.0, "names": 1.0}) for step in (4, 5, 6)]
+    losses = {"facts": 3.0, "names": 1.0, "training": 1.5}
+    records += [logged(step, 2.0, losses=losses) for step in (4, 5, 6)]
     records += [evaluated(6, loss=2.5, tokens=9)]
     text = shown(make_run("run", records, pretraining=3))
-    for mark, name in zip("*+ox# ", ("pretraining", "training", "facts", "names", "dev"), strict=False):
+    for mark, name in zip(
+        "*+ox#@", ("pretraining", "training", "facts", "names", "training alone", "dev"), strict=True
+    ):
         assert f"  {mark} {name}" in text
     rows = plot(text)
     assert [next(mark for mark in row if mark != " ") for row in (rows[0], rows[-1])] == ["*", "x"]
-    assert all(any(mark in row for row in rows) for mark in "*+ox#")
+    assert all(any(mark in row for row in rows) for mark in "*+ox#@")
     assert all(title in text for title in ("gradient norm", "tokens a second", "learning rate"))
     assert text.count("      0|") == 2  # speed and rate are drawn from zero on
+
+
+def test_the_speed_that_is_shown_is_that_of_tokens_without_padding() -> None:
+    run = make_run("run", [logged(step, 4.0, useful_tokens_per_second=30.0) for step in (1, 2)])
+    assert "30 tokens/s" in words(run) and "50" not in words(run)
+    old = make_run("old", [logged(step, 4.0) for step in (1, 2)])  # records no other
+    for each, speed in ((run, "30"), (old, "50")):
+        for text in (shown(each), shown(each, each)):
+            assert f" {speed}|" in text
 
 
 def test_several_runs_share_a_chart() -> None:

@@ -30,6 +30,7 @@ from headway.tasks.base import IGNORE, Batch
 from headway.training import device as devices
 from headway.training.optimizer import Optimizer
 from headway.training.order import mix
+from headway.training.parts import during
 from headway.training.streams import Stream, by_length, token_losses
 
 NAMES = ("auto", "plain", "graph", "compiled")
@@ -43,8 +44,10 @@ class Outcome:
     """What a step did. The tensors are still on the device, and perhaps still being computed."""
 
     tokens: int  # inputs that were not padding
+    positions: int  # inputs that were computed, padding included
     loss: Tensor
     norm: Tensor
+    losses: dict[str, Tensor]  # of each stream that took part, its mean loss a token, not weighted
 
 
 class Engine(ABC):
@@ -67,31 +70,41 @@ class Plain(Engine):
 
     def step(self, step: int, rate: float) -> Outcome:
         device = next(self.model.parameters()).device
-        batches = [(stream, stream.batch(step)) for stream in self.streams if stream.takes_part(step)]
+        with during("making batches"):
+            batches = [(stream, stream.batch(step)) for stream in self.streams if stream.takes_part(step)]
         torch.manual_seed(mix(self.seed, "dropout", step))
         self.optimizer.set_rate(rate)
-        total = torch.zeros((), device=device)
+        total, positions = torch.zeros((), device=device), 0
+        losses = {}
         with devices.autocast(device, self.precision):
             for stream, batch in batches:
-                total += self.gradients(stream, batch, device)
-        norm = clip_gradients(self.model, self.clip)
-        self.optimizer.step_unless_infinite(norm)
-        self.optimizer.zero_grad()
-        return Outcome(sum(batch.tokens for _, batch in batches), total, norm)
+                with during("making batches"):
+                    pieces = batch.pieces(self.pieces(batch, device))
+                positions += sum(piece.inputs.numel() for piece in pieces)
+                losses[stream.name] = self.gradients(pieces, batch.learned(), stream.weight, device)
+                total += stream.weight * losses[stream.name]
+        with during("clipping"):
+            norm = clip_gradients(self.model, self.clip)
+        with during("optimizer"):
+            self.optimizer.step_unless_infinite(norm)
+            self.optimizer.zero_grad()
+        return Outcome(sum(batch.tokens for _, batch in batches), positions, total, norm, losses)
 
-    def gradients(self, stream: Stream, batch: Batch, device: torch.device) -> Tensor:
-        """Add the gradients of the stream's weighted mean loss a token, piece by piece; returns that loss.
+    def gradients(self, pieces: Sequence[Batch], learned: int, weight: float, device: torch.device) -> Tensor:
+        """Add the gradients of a stream's weighted mean loss a token, piece by piece; returns the mean, not weighted.
 
         Each piece's loss is a sum, divided by the token count of the whole batch: never a mean of means.
         """
-        share = stream.weight / max(1, batch.learned())
+        learned = max(1, learned)
         total = torch.zeros((), device=device)
-        for piece in batch.pieces(self.pieces(batch, device)):
+        for piece in pieces:
             there = piece.to(device)
-            loss = token_losses(self.model, there.inputs, there.targets).sum() * share
-            loss.backward()
-            total += loss.detach()
-        return total
+            with during("forward"):
+                summed = token_losses(self.model, there.inputs, there.targets).sum()
+            with during("backward"):
+                (summed * (weight / learned)).backward()
+            total += summed.detach()
+        return total / learned
 
     def pieces(self, batch: Batch, device: torch.device) -> int:
         """On a CPU narrow pieces save padding; a GPU wants one large one."""
@@ -128,12 +141,15 @@ class Captured(Engine):
         active = [stream for stream in self.streams if stream.takes_part(step)]
         if active != self.active:
             self.capture(active, step)
-        tokens = self.feed.fill(step, self.active, self.buffers)
+        with during("making batches"):
+            tokens = self.feed.fill(step, self.active, self.buffers)
         torch.cuda.manual_seed(mix(self.seed, "dropout", step))
         self.optimizer.set_rate(rate)
         assert self.graph is not None
-        self.graph.replay()
-        return Outcome(tokens, self.loss.clone(), self.norm.clone())
+        with during("replay"):
+            self.graph.replay()
+        losses = dict(zip(self.names, self.means.clone().unbind(), strict=True))
+        return Outcome(tokens, self.positions, self.loss.clone(), self.norm.clone(), losses)
 
     def capture(self, active: list[Stream], step: int) -> None:
         """Record the step for these streams. It is tried out first; what that changes is put back."""
@@ -141,6 +157,8 @@ class Captured(Engine):
         self.graph = None
         self.feed.forget()
         self.buffers = [Buffer(group, self.device) for group in by_length(active)]
+        self.names = [stream.name for buffer in self.buffers for stream in buffer.streams]
+        self.positions = sum(buffer.inputs.numel() for buffer in self.buffers)
         self.feed.fill(step, active, self.buffers)
         saved = self.optimizer.snapshot()
         while True:
@@ -164,23 +182,30 @@ class Captured(Engine):
         self.optimizer.zero_grad()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self.loss, self.norm = self.body()
+            self.loss, self.norm, self.means = self.body()
         self.graph = graph
 
-    def body(self) -> tuple[Tensor, Tensor]:
-        """What is captured: from the buffers to the updated weights."""
+    def body(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What is captured: from the buffers to the updated weights. Returns the loss, the norm of the gradient and
+        every stream's mean loss a token, in the order of the buffers."""
         self.optimizer.zero_grad()
         total = torch.zeros((), device=self.device)
+        means = []
         for buffer in self.buffers:
-            shares = buffer.shares()  # (B, 1)
+            learned = buffer.learned()
+            shares = buffer.shares(learned)  # (B, 1)
             parts = (buffer.inputs, buffer.targets, shares)
+            rows = []
             for inputs, targets, share in zip(*(part.chunk(self.accumulate) for part in parts), strict=True):
-                loss = (self.losses(inputs, targets) * share).sum()
+                losses = self.losses(inputs, targets)
+                loss = (losses * share).sum()
                 loss.backward()
                 total = total + loss.detach()
+                rows.append(losses.detach().sum(1))
+            means += buffer.means(torch.cat(rows), learned)
         norm = clip_gradients(self.model, self.clip)
         self.optimizer.step_unless_infinite(norm)
-        return total, norm
+        return total, norm, torch.stack(means)
 
 
 class InLowPrecision:
@@ -213,13 +238,18 @@ class Buffer:
         self.inputs = torch.zeros(sum(self.rows), width, dtype=torch.long, device=device)
         self.targets = torch.full_like(self.inputs, IGNORE)
 
-    def shares(self) -> Tensor:
+    def learned(self) -> list[Tensor]:
+        """How many targets of each stream count, at least 1."""
+        return [(targets != IGNORE).sum().clamp(min=1) for targets in self.targets.split(self.rows)]
+
+    def shares(self, learned: Sequence[Tensor]) -> Tensor:
         """What each row's losses are multiplied by, (B, 1): its stream's weight over the stream's learned tokens."""
-        parts = []
-        for stream, targets in zip(self.streams, self.targets.split(self.rows), strict=True):
-            learned = (targets != IGNORE).sum().clamp(min=1)
-            parts.append((stream.weight / learned).expand(len(targets), 1))
-        return torch.cat(parts)
+        parts = zip(self.streams, learned, strict=True)
+        return torch.cat([(stream.weight / count).expand(stream.rows, 1) for stream, count in parts])
+
+    def means(self, rows: Tensor, learned: Sequence[Tensor]) -> list[Tensor]:
+        """Each stream's mean loss a token, from the summed losses of every row (B,)."""
+        return [part.sum() / count for part, count in zip(rows.split(self.rows), learned, strict=True)]
 
 
 @dataclass

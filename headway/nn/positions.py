@@ -97,6 +97,11 @@ class InAttention(nn.Module):
 
     on_values = False  # does `values` add anything? If not, no weights need to be written out for it
 
+    @property
+    def only_turns(self) -> bool:
+        """Does the scheme act on queries and keys alone? Then a kernel that knows no biases will do."""
+        return not self.on_values and type(self).bias is InAttention.bias
+
     def turn(self, x: Tensor, positions: Tensor) -> Tensor:
         """Queries or keys (B, H, T, K), turned to their positions, (T,) or (B, T)."""
         return x

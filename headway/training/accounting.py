@@ -49,7 +49,7 @@ PRODUCTS = {  # where each of them has its left factor
     aten.addmv.default: 1,
 }
 
-# Peaks of matrix products without sparsity in FLOP/s, (bfloat16, float32), from NVIDIA's data sheets of these cards.
+# Peaks of matrix products without sparsity in FLOP/s, (16 bits, float32), from NVIDIA's data sheets of these cards.
 # The first name that is found in the device's own counts. Headway's float32 is float32, and not TF32.
 PEAKS: Sequence[tuple[str, float, float]] = (
     (r"H200 NVL", 835e12, 60e12),
@@ -159,7 +159,7 @@ def listed_peak(name: str, precision: torch.dtype) -> float | None:
         return None
     found = (peaks for pattern, *peaks in PEAKS if re.search(rf"\b({pattern})\b", name))
     low, full = next(found, (None, None))
-    return low if precision == torch.bfloat16 else full
+    return full if precision == torch.float32 else low
 
 
 @cache

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from headway.files import one_line
+from headway.memory import is_out_of_memory
 from headway.models import CausalModel
 from headway.tasks.base import IGNORE, Batch
 from headway.training import device as devices
@@ -84,6 +86,7 @@ class Plain(Engine):
                 losses[stream.name] = self.gradients(pieces, batch.learned(), stream.weight, device)
                 total += stream.weight * losses[stream.name]
         with during("clipping"):
+            self.optimizer.unscale()
             norm = clip_gradients(self.model, self.clip)
         with during("optimizer"):
             self.optimizer.step_unless_infinite(norm)
@@ -102,7 +105,7 @@ class Plain(Engine):
             with during("forward"):
                 summed = token_losses(self.model, there.inputs, there.targets).sum()
             with during("backward"):
-                (summed * (weight / learned)).backward()
+                self.optimizer.backward(summed * (weight / learned))
             total += summed.detach()
         return total / learned
 
@@ -132,7 +135,7 @@ class Captured(Engine):
         self.streams = streams
         self.losses: Callable[..., Tensor] = InLowPrecision(model, precision).losses
         if compiled:
-            self.losses = torch.compile(self.losses, fullgraph=True, dynamic=False)
+            self.losses = torch.compile(self.losses, fullgraph=True, dynamic=False, options=compiler_options())
         self.feed = Feed(streams, self.device)
         self.active: list[Stream] = []
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -161,6 +164,23 @@ class Captured(Engine):
         self.positions = sum(buffer.inputs.numel() for buffer in self.buffers)
         self.feed.fill(step, active, self.buffers)
         saved = self.optimizer.snapshot()
+        try:
+            self.warm_up()
+            self.optimizer.restore(saved)
+            self.optimizer.zero_grad()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self.loss, self.norm, self.means = self.body()
+        except Exception as error:
+            self.optimizer.restore(saved)
+            self.optimizer.zero_grad()
+            if is_out_of_memory(error):
+                raise
+            raise CannotCapture(one_line(str(error))[:200] or type(error).__name__) from error
+        self.graph = graph
+
+    def warm_up(self) -> None:
+        """Take the step a few times, in as many parts as the memory makes necessary."""
         while True:
             try:
                 side = torch.cuda.Stream()
@@ -169,7 +189,7 @@ class Captured(Engine):
                     for _ in range(WARM_UP):
                         self.body()
                 torch.cuda.current_stream().wait_stream(side)
-                break
+                return
             except torch.cuda.OutOfMemoryError:
                 rows = max(len(buffer.inputs) for buffer in self.buffers)
                 self.optimizer.zero_grad()
@@ -178,12 +198,6 @@ class Captured(Engine):
                     raise
                 self.accumulate *= 2
                 self.say(f"out of memory: the same step is now taken in {self.accumulate} parts, training.accumulate")
-        self.optimizer.restore(saved)
-        self.optimizer.zero_grad()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self.loss, self.norm, self.means = self.body()
-        self.graph = graph
 
     def body(self) -> tuple[Tensor, Tensor, Tensor]:
         """What is captured: from the buffers to the updated weights. Returns the loss, the norm of the gradient and
@@ -199,19 +213,44 @@ class Captured(Engine):
             for inputs, targets, share in zip(*(part.chunk(self.accumulate) for part in parts), strict=True):
                 losses = self.losses(inputs, targets)
                 loss = (losses * share).sum()
-                loss.backward()
+                self.optimizer.backward(loss)
                 total = total + loss.detach()
                 rows.append(losses.detach().sum(1))
             means += buffer.means(torch.cat(rows), learned)
+        self.optimizer.unscale()
         norm = clip_gradients(self.model, self.clip)
         self.optimizer.step_unless_infinite(norm)
         return total, norm, torch.stack(means)
 
 
-class InLowPrecision:
-    """The model with a bfloat16 copy of its weights, made anew in every pass; gradients reach the float32 weights.
+class CannotCapture(Exception):
+    """Something in the model or on this machine does not let a step be compiled or captured."""
 
-    Activations are bfloat16 throughout, which halves what the element-wise kernels have to move; norms and softmax
+
+class FirstThatWorks(Engine):
+    """The first of several engines that can carry out a step; what is wrong with those before it is said."""
+
+    def __init__(self, choices: Sequence[tuple[str, Callable[[], Engine]]], say: Callable[[str], None]) -> None:
+        (_, make), *self.others = choices
+        self.engine = make()
+        self.say = say
+
+    def step(self, step: int, rate: float) -> Outcome:
+        while True:
+            try:
+                return self.engine.step(step, rate)
+            except CannotCapture as error:
+                if not self.others:
+                    raise
+                (how, make), *self.others = self.others
+                self.say(f"the step could not be made faster as planned ({error}); {how} instead")
+                self.engine = make()
+
+
+class InLowPrecision:
+    """The model with a 16-bit copy of its weights, made anew in every pass; gradients reach the float32 weights.
+
+    Activations have 16 bits throughout, which halves what the element-wise kernels have to move; norms and softmax
     compute in float32 inside, and the loss is float32.
     """
 
@@ -349,10 +388,30 @@ def build(
     say: Callable[[str], None],
 ) -> Engine:
     """The engine that `[training] engine` asks for, or the fastest that works here."""
-    captured, compiled, _ = choose(settings, next(model.parameters()).device)
-    if captured:
+
+    def captured(compiled: bool) -> Engine:
         return Captured(model, streams, optimizer, seed, precision, settings.clip, settings.accumulate, compiled, say)
-    return Plain(model, streams, optimizer, seed, precision, settings.clip, settings.accumulate)
+
+    def plain() -> Engine:
+        return Plain(model, streams, optimizer, seed, precision, settings.clip, settings.accumulate)
+
+    choices: list[tuple[str, Callable[[], Engine]]] = [
+        ("compiled and captured", lambda: captured(True)),
+        ("captured without compiling", lambda: captured(False)),
+        ("operation by operation", plain),
+    ]
+    wanted = choose(settings, next(model.parameters()).device)
+    return FirstThatWorks(choices[2 - wanted[0] - wanted[1] :], say)
+
+
+def compiler_options() -> dict[str, Any]:
+    """What this version of the compiler is told, of what it can be told."""
+    wanted = {
+        "triton.mix_order_reduction": False,  # the gradients of a norm's input and weights in one kernel: slower
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+    known = torch._inductor.list_options()
+    return {name: value for name, value in wanted.items() if name in known}
 
 
 def choose(settings: Any, device: torch.device) -> tuple[bool, bool, str]:

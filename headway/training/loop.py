@@ -20,6 +20,7 @@ from torch import Tensor
 from headway.console import Reporter, scores
 from headway.errors import Interrupted, UserError
 from headway.files import read_json_lines, write_json_lines
+from headway.memory import is_out_of_memory
 from headway.models import CausalModel
 from headway.settings import setting
 from headway.tasks import Task
@@ -36,7 +37,6 @@ from headway.training.guard import (
     describe_rows,
     interruptible,
     is_finite,
-    is_out_of_memory,
 )
 from headway.training.order import Sequential, Shuffled, mix
 from headway.training.parts import during
@@ -78,6 +78,9 @@ class TrainingSettings:
     weight: float = setting(1.0, "of the task's mean loss a token, beside streams", least=0.0)
     seed: int = setting(0, "all randomness comes from it", least=0, most=2**63 - 1)
     precision: str = setting("auto", "of the matrix products", choices=devices.PRECISIONS)
+    deterministic: bool = setting(
+        False, "on a GPU, add up in the same order every time: resuming is exact there too, and slower"
+    )
     device: str = setting("auto", "where to train", choices=devices.DEVICES)
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -230,7 +233,7 @@ class Trainer:
                         "loss": float(done.loss),
                         **({"losses": fetched(done.losses)} if stage.sides else {}),
                         "learning_rate": share * settings.learning_rate,
-                        "gradient_norm": float(done.norm),
+                        "gradient_norm": float(done.norm) if done.norm.isfinite() else None,  # float16 overflowed
                         "tokens": state.tokens,
                         **meter.read(),
                         **({"skipped": state.skipped} if state.skipped else {}),
@@ -258,7 +261,8 @@ class Trainer:
     def step(self, stage: Stage, plan: Plan, step: int, share: float) -> engines.Outcome:
         """One step of the stage; where there is no memory for it, the settings to change are named."""
         try:
-            return plan.engine.step(step, share)
+            with devices.repeatable(plan.meter.device, stage.settings.deterministic):
+                return plan.engine.step(step, share)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -275,7 +279,7 @@ class Trainer:
         """Whether the step's loss and gradient are numbers. A step without them changed no weight: it ends the run, or
         is counted and passed over."""
         state = self.state
-        if is_finite(done):
+        if is_finite(done) or plan.optimizer.overflowed(done.loss):
             state.skipped_in_a_row = 0
             return True
         what = f"the loss is {float(done.loss)} and the gradient's norm {float(done.norm)} at step {state.step + 1:,}"
@@ -339,7 +343,7 @@ class Trainer:
         )
         seed = mix(settings.seed, stage.name)
         streams = streams_of(stage, seed)
-        optimizer = optimizers.build_optimizer(self.model, settings)
+        optimizer = optimizers.build_optimizer(self.model, settings, precision)
         if self.resumed_at is not None and stage.begin < self.state.step:
             self.checkpoints.load_optimizer(self.state.step, optimizer)
         engine = engines.build(self.model, streams, optimizer, seed, precision, settings, self.report.say)

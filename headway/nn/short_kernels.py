@@ -1,18 +1,18 @@
 """The two kernels of `headway.nn.short`, in Triton. One program takes one head of one row.
 
+Triton reads the annotations of a kernel's arguments, so they have none but its own.
+
 Shapes: T tokens, K head width, both padded to a power of two; H heads. Packed rows are (T, 3, H, K).
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def hashed(number: Any, first: Any, second: Any) -> Any:
+def hashed(number, first, second):
     """32 bits of a number and two random ones, as `headway.nn.dropout.hashed_bits` mixes them."""
     x = (number + first).to(tl.uint32)
     x = (x ^ (x >> 16)) * 0x7FEB352D
@@ -21,14 +21,14 @@ def hashed(number: Any, first: Any, second: Any) -> Any:
 
 
 @triton.jit
-def kept(seeds: Any, program: Any, t: Any, s: Any, BLOCK: tl.constexpr, THRESHOLD: tl.constexpr) -> Any:
+def kept(seeds, program, t, s, BLOCK: tl.constexpr, THRESHOLD: tl.constexpr):
     """Which weights (T, S) dropout keeps."""
     number = program.to(tl.int32) * (BLOCK * BLOCK) + t * BLOCK + s
     return hashed(number, tl.load(seeds), tl.load(seeds + 1)) >= THRESHOLD
 
 
 @triton.jit
-def causal_softmax(q: Any, k: Any, t: Any, s: Any, scale: Any) -> Any:
+def causal_softmax(q, k, t, s, scale):
     """softmax(q kᵀ · scale) over the keys s ≤ t: (T, S), in float32."""
     scores = tl.dot(q, tl.trans(k)) * (scale * 1.4426950408889634)  # for powers of two
     scores = tl.where(t >= s, scores, float("-inf"))
@@ -38,18 +38,18 @@ def causal_softmax(q: Any, k: Any, t: Any, s: Any, scale: Any) -> Any:
 
 @triton.jit
 def forward(
-    packed: Any,
-    out: Any,
-    seeds: Any,
-    scale: Any,
-    keep: Any,
-    T: Any,
+    packed,
+    out,
+    seeds,
+    scale,
+    keep,
+    T,
     H: tl.constexpr,
     K: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
     THRESHOLD: tl.constexpr,
-) -> None:
+):
     program = tl.program_id(0)
     row, head = (program // H).to(tl.int64), program % H
     t, s, d = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :], tl.arange(0, WIDTH)[None, :]
@@ -67,19 +67,19 @@ def forward(
 
 @triton.jit
 def backward(
-    packed: Any,
-    gradient: Any,
-    out: Any,
-    seeds: Any,
-    scale: Any,
-    keep: Any,
-    T: Any,
+    packed,
+    gradient,
+    out,
+    seeds,
+    scale,
+    keep,
+    T,
     H: tl.constexpr,
     K: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
     THRESHOLD: tl.constexpr,
-) -> None:
+):
     """With P = softmax(S), D dropout's factors and G the gradient of the output:
 
     ∂V = (P D)ᵀ G,   ∂P = D ∘ (G Vᵀ),   ∂S = P ∘ (∂P − rowsum(P ∘ ∂P)),   ∂Q = ∂S K · scale,   ∂K = ∂Sᵀ Q · scale

@@ -29,8 +29,8 @@ def reference(packed: Tensor, seeds: Tensor, scale: float, dropout: float) -> Te
 
 @on_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("count, width", [(1, 16), (5, 32), (17, 24), (72, 32), (127, 64), (128, 32), (128, 128)])
-@pytest.mark.parametrize("dropout", [0.0, 0.1, 0.6])
+@pytest.mark.parametrize("count, width", [(1, 16), (17, 24), (127, 64), (128, 32)])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_output_and_gradient_are_those_of_the_equation(
     dtype: torch.dtype, count: int, width: int, dropout: float
 ) -> None:

@@ -11,7 +11,7 @@ import headway
 from headway.configuration import load_settings
 from headway.errors import SettingsError
 from headway.tasks.base import next_token_loss
-from headway.training.engine import Buffer, Plain
+from headway.training.engine import Buffer, Captured, InLowPrecision, Plain
 from headway.training.loop import TrainingSettings, steps_at
 from headway.training.optimizer import build_optimizer
 from headway.training.order import Shuffled
@@ -125,6 +125,38 @@ def test_a_buffer_gives_every_row_its_share_and_every_stream_its_mean() -> None:
     expected = [float(losses[rows][learned[rows]].mean()) for rows in (slice(0, 3), slice(3, 5))]
     assert means == pytest.approx([*expected, 0.0])
     assert float((losses * buffer.shares(counts)).sum()) == pytest.approx(2.0 * expected[0])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_what_a_gpu_captures_says_and_does_the_same_as_a_plain_step(accumulate: int) -> None:
+    """Its body is the same on a CPU; only capturing it needs a GPU."""
+    plain, captured = tiny_gpt("rotary"), tiny_gpt("rotary")
+    torch.manual_seed(0)
+    streams = [
+        Stream(name, Rows(torch.randint(1, 19, (5, width))), rows, Shuffled(5, rows, 0), 0, weight)
+        for name, width, rows, weight in (("a", 9, 4, 0.7), ("b", 11, 5, 0.0), ("c", 21, 3, 1.3))
+    ]
+    done = Plain(plain, streams, build_optimizer(plain, TrainingSettings()), 0, torch.float32, 1.0).step(0, 1.0)
+
+    engine = Captured.__new__(Captured)
+    engine.model, engine.optimizer = captured, build_optimizer(captured, TrainingSettings())
+    engine.clip, engine.accumulate, engine.device = 1.0, accumulate, torch.device("cpu")
+    engine.losses = InLowPrecision(captured, torch.float32).losses
+    engine.buffers = [Buffer(group, engine.device) for group in by_length(streams)]
+    for buffer in engine.buffers:
+        parts = zip(buffer.streams, buffer.inputs.split(buffer.rows), buffer.targets.split(buffer.rows), strict=True)
+        for stream, inputs, targets in parts:
+            batch = stream.batch(0)
+            inputs[:, : batch.inputs.shape[1]] = batch.inputs
+            targets[:, : batch.inputs.shape[1]] = batch.targets
+    loss, norm, means = engine.body()
+    names = [stream.name for buffer in engine.buffers for stream in buffer.streams]
+    assert dict(zip(names, means.tolist(), strict=True)) == pytest.approx(
+        {name: float(each) for name, each in done.losses.items()}, rel=1e-5
+    )
+    assert (float(loss), float(norm)) == pytest.approx((float(done.loss), float(done.norm)), rel=1e-5)
+    for one, other in zip(plain.parameters(), captured.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
 
 
 def test_a_step_without_a_finite_gradient_changes_no_weight() -> None:

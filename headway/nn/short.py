@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 LONGEST = 128  # tokens whose scores fit the registers
-WIDEST = 128  # numbers a head
+WIDEST = 64  # numbers a head whose sums fit beside them
 WITH_TRITON = find_spec("triton") is not None
 
 
@@ -41,36 +41,36 @@ def short_attention(packed: Tensor, dropout: float = 0.0, scale: float | None = 
 
 @torch.library.custom_op("headway::short_attention", mutates_args=())
 def attend(packed: Tensor, seeds: Tensor, scale: float, dropout: float) -> Tensor:
-    from headway.nn.short_kernels import forward
+    from headway.nn.short_kernels import short_attention_forward
 
     rows, count, _, heads, width = packed.shape
     out = packed.new_empty(rows, count, heads, width)
-    forward[(rows * heads,)](packed, out, seeds, scale, 1.0 - dropout, count, **shape(packed, dropout))
+    short_attention_forward[(rows * heads,)](packed, out, seeds, scale, 1.0 - dropout, count, **shape(packed, dropout))
     return out
 
 
 @torch.library.custom_op("headway::short_attention_backward", mutates_args=())
 def attend_backward(packed: Tensor, gradient: Tensor, seeds: Tensor, scale: float, dropout: float) -> Tensor:
-    from headway.nn.short_kernels import backward
+    from headway.nn.short_kernels import short_attention_backward
 
     rows, count, _, heads, _ = packed.shape
     out = torch.empty_like(packed)
     gradient = gradient.contiguous()
-    backward[(rows * heads,)](packed, gradient, out, seeds, scale, 1.0 - dropout, count, **shape(packed, dropout))
+    short_attention_backward[(rows * heads,)](
+        packed, gradient, out, seeds, scale, 1.0 - dropout, count, **shape(packed, dropout)
+    )
     return out
 
 
 def shape(packed: Tensor, dropout: float) -> dict[str, Any]:
     """What the kernels are compiled for."""
     _, count, _, heads, width = packed.shape
-    block = power_of_two(count)
     return {
         "H": heads,
         "K": width,
-        "BLOCK": block,
+        "HALF": power_of_two((count + 1) // 2),
         "WIDTH": power_of_two(width),
         "THRESHOLD": round(dropout * 2**32),
-        "num_warps": 8 if block > 64 else 4,
     }
 
 

@@ -16,13 +16,21 @@ on_gpu = pytest.mark.skipif(not (torch.cuda.is_available() and WITH_TRITON), rea
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
+def pair_bits(programs: int, count: int, seeds: Tensor) -> Tensor:
+    """The bits by which dropout decides over the weights of every head of every row, (B·H, T, T), as int32."""
+    block = 2 * power_of_two((count + 1) // 2)
+    rows = hashed_bits(torch.Size([programs, block]), seeds)[:, :count, None]
+    columns = hashed_bits(torch.Size([block]), seeds.flip(0))[:count]
+    x = (rows ^ columns) * 0x7FEB352D
+    return (x ^ (x >> 15 & 0x1FFFF)) * -0x7B935975
+
+
 def reference(packed: Tensor, seeds: Tensor, scale: float, dropout: float) -> Tensor:
     rows, count, _, heads, _ = packed.shape
     q, k, v = packed.transpose(1, 3).unbind(2)  # (B, H, T, K)
     later = ~torch.ones(count, count, dtype=torch.bool, device=packed.device).tril()
     weights = (q @ k.mT * scale).masked_fill(later, -math.inf).softmax(-1)
-    block = power_of_two(count)
-    bits = hashed_bits(torch.Size([rows, heads, block, block]), seeds)[..., :count, :count]
+    bits = pair_bits(rows * heads, count, seeds).view(rows, heads, count, count)
     kept = bits.long() % 2**32 >= round(dropout * 2**32)
     return torch.where(kept, weights / (1 - dropout), 0.0).matmul(v).transpose(1, 2)
 
@@ -81,3 +89,17 @@ def test_the_share_that_is_dropped_and_another_draw_each_time() -> None:
 def test_what_does_not_fit_is_known_without_a_gpu() -> None:
     packed = torch.zeros(2, LONGEST, 3, 2, 16, dtype=torch.bfloat16)
     assert not fits(packed)
+
+
+def test_pairs_are_dropped_independently() -> None:
+    """Decisions of neighbouring weights, rows and heads agree as often as chance has it, and no share is off."""
+    dropped = pair_bits(200, 64, torch.tensor([11, -5], dtype=torch.int32)).long() % 2**32 < round(0.3 * 2**32)
+    share = dropped.double()
+    spread = 5 * math.sqrt(0.3 * 0.7)
+    assert abs(float(share.mean()) - 0.3) < spread / math.sqrt(share.numel())
+    for axis in (0, 1, 2):  # of every head, query and key
+        means = share.mean([other for other in range(3) if other != axis])
+        assert float((means - 0.3).abs().max()) < spread / math.sqrt(share.numel() / len(means))
+    for shifts in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (3, 0, 0), (0, 8, 0), (0, 0, 16)):
+        both = (share * share.roll(shifts, (0, 1, 2))).mean()
+        assert abs(float(both) - 0.09) < spread / math.sqrt(share.numel())

@@ -97,7 +97,7 @@ def test_the_demonstration_and_the_course_give_the_same_exit_codes(
     SignalAt(monkeypatch, signal.SIGTERM, 2)
     sets = [part for pair in [*SMALL, "training.log_every=2"] for part in ("--set", pair)]
     assert run_command(["demo", "--out", "demo", *sets]) == 143
-    assert "stopped after step 2, state saved; type the command again, and it begins anew" in capsys.readouterr().err
+    assert "stopped after step 2, state saved; type the command again to go on" in capsys.readouterr().err
     Path("long.txt").write_text("".join(f"Ada Lund. Ada Lund was born in Oslo, year {n} .\n" for n in range(300)))
     course = ["run", "pretrain", "vanilla", "long.txt", "--writing_params_path", "x.params", "--epochs", "2"]
     monkeypatch.undo()

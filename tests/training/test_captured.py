@@ -18,6 +18,7 @@ from tests.training.test_resume import final_weights, same
 from tests.training.test_streams import STREAMS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+PLAIN = ("model.dropout=0", "model.positions=learned")  # which every attention takes
 STAGES = ("pretraining.training", "training")
 
 
@@ -59,7 +60,7 @@ def test_every_attention_can_be_captured(run_file: Path, kind: str) -> None:
             headway.train(
                 run_file,
                 run_file.parent / engine,
-                [*every_stage(f"engine={engine}", "precision=float32"), f"model.attention={kind}", "model.dropout=0"],
+                [*every_stage(f"engine={engine}", "precision=float32"), f"model.attention={kind}", *PLAIN],
             )
         )
         for engine in ("plain", "graph")

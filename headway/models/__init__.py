@@ -4,10 +4,20 @@ A model that continues text is a `CausalModel`; its settings build it.
 `MODELS` is what `[model] kind` may say; a new model adds its settings class here.
 """
 
-from headway.models.base import CausalModel, parameter_count
+from headway.models.base import CausalModel, DecoderState, Seq2SeqModel, parameter_count
 from headway.models.gpt import GPT, GPTSettings
 from headway.models.perceiver import PerceiverGPT, PerceiverGPTSettings
 
 MODELS = {"gpt": GPTSettings, "perceiver": PerceiverGPTSettings}
 
-__all__ = ["GPT", "MODELS", "CausalModel", "GPTSettings", "PerceiverGPT", "PerceiverGPTSettings", "parameter_count"]
+__all__ = [
+    "GPT",
+    "MODELS",
+    "CausalModel",
+    "DecoderState",
+    "GPTSettings",
+    "PerceiverGPT",
+    "PerceiverGPTSettings",
+    "Seq2SeqModel",
+    "parameter_count",
+]

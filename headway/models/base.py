@@ -1,9 +1,9 @@
-"""What every model that continues text offers, so that decoding and tasks need not know which one it is."""
+"""What models offer, so that decoding, tasks and training need not know which one it is."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
 
@@ -39,6 +39,45 @@ class CausalModel(nn.Module):
     @abstractmethod
     def empty_cache(self, rows: int, length: int) -> Cache:
         """Room for `length` tokens in each of `rows` rows."""
+
+
+class DecoderState(Protocol):
+    """What a model remembers of its rows between two steps of decoding."""
+
+    def select(self, rows: Tensor) -> Self:
+        """Of these rows only, in this order; a row may be named several times."""
+        ...
+
+
+class Seq2SeqModel(nn.Module):
+    """A model that reads a source and says, after each token of the target, what may come next.
+
+    Sources and targets are padded on the right with id 0, which never changes what is said of the other tokens.
+    Shapes: B batch, S source length, T target length, V vocabulary.
+    """
+
+    settings: Any
+    head: nn.Module  # (…, D) → (…, V)
+
+    @abstractmethod
+    def forward(self, tokens: Tensor, source: Tensor) -> Tensor:
+        """Logits (B, T, V) of what follows each of the target's `tokens` (B, T), given `source` (B, S)."""
+
+    @abstractmethod
+    def start(self, source: Tensor, room: int) -> DecoderState:
+        """Read the sources (B, S) once; `room` is how many tokens of the target may come."""
+
+    @abstractmethod
+    def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
+        """Logits (B, V) of what follows when each row's target goes on with `tokens` (B,); the state moves on."""
+
+    def alignment(self, tokens: Tensor, source: Tensor) -> Tensor | None:
+        """How much each of the target's tokens looked at each of the source's, (B, T, S); None where nothing looks."""
+        return None
+
+    def hidden_matrices(self) -> list[Tensor]:
+        """The matrices between the embeddings and the head, which Muon may step."""
+        return [part.weight for part in self.modules() if isinstance(part, nn.Linear) and part is not self.head]
 
 
 def parameter_count(model: nn.Module) -> int:

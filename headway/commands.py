@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from headway.configuration import find, load_settings, recipe_names
-from headway.console import clock, reporter, scores
+from headway.console import Reporter, clock, reporter, scores
 from headway.data import catalog
 from headway.data.world import WorldSettings
 from headway.errors import DataError, Interrupted, Quit, TextError, UserError
 from headway.files import one_line, write_lines
 from headway.generation import Sampling
-from headway.run import Run, free_directory, load, train
+from headway.ranks import joined, restarts
+from headway.run import Run, load, own_directory, train
 from headway.tasks import LanguageModelling, QuestionAnswering
 from headway.text import read_documents, read_pairs
 from headway.training.tensorboard import TensorBoard
@@ -38,21 +39,25 @@ def train_command(
     accept_changes: bool = False,
     tensorboard: bool = False,
 ) -> None:
-    report = reporter()
     settings = load_settings(source, sets)
-    directory = out or (resumed_directory(source, settings.name) if resume else free_directory(settings.name))
-    if out is None and not resume and directory.name != settings.name:
-        report.say(f"runs/{settings.name} is there already (go on with --resume); this run goes to {directory}")
-    events = TensorBoard(directory / "tensorboard") if tensorboard else None
-    watch = events or (lambda record: None)
-    try:
-        run = train(settings, directory, resume=resume, report=report, watch=watch, accept_changes=accept_changes)
-    except (Interrupted, Quit) as stop:
-        raise type(stop)(f"{stop}; go on with: headway train {directory} --resume", stop.number) from None
-    finally:
-        if events is not None:
-            events.close()
-    print(f"{run.path}: {summary(run)}")
+    with joined() as ranks:
+        report = reporter() if ranks.leads else Reporter()
+        directory = out or ranks.led(
+            lambda: resumed_directory(source, settings.name) if resume else own_directory(settings.name)
+        )
+        if out is None and not resume and directory.name != settings.name and not restarts():
+            report.say(f"runs/{settings.name} is there already (go on with --resume); this run goes to {directory}")
+        events = TensorBoard(directory / "tensorboard") if tensorboard and ranks.leads else None
+        watch = events or (lambda record: None)
+        try:
+            run = train(settings, directory, resume=resume, report=report, watch=watch, accept_changes=accept_changes)
+        except (Interrupted, Quit) as stop:
+            raise type(stop)(f"{stop}; go on with: headway train {directory} --resume", stop.number) from None
+        finally:
+            if events is not None:
+                events.close()
+        if ranks.leads:
+            print(f"{run.path}: {summary(run)}")
 
 
 def resumed_directory(source: str, name: str) -> Path:
@@ -81,8 +86,15 @@ def summary(run: Run) -> str:
 
 
 def evaluate_command(path: Path, split: str, out: Path | None, device: str) -> None:
-    run = opened(path, device)
-    result = run.evaluate(split)
+    with joined() as ranks:
+        run = opened(path, device)
+        result = run.evaluate(split, ranks)
+        if ranks.leads:
+            tell_scores(run, split, result, out)
+
+
+def tell_scores(run: Run, split: str, result: dict[str, Any], out: Path | None) -> None:
+    """Print what an evaluation found, and write the predictions."""
     if not result.get("questions", result.get("tokens")):
         raise UserError(f"{run.path}: {split}: nothing was held out to measure on; name a file with --split")
     shown = scores(result) or [f"{result['questions']} questions without answers (one column), so no accuracy"]

@@ -86,18 +86,18 @@ class Plain(Engine):
         """
         share = stream.weight / max(1, batch.learned())
         total = torch.zeros((), device=device)
-        for piece in batch.pieces(self.pieces(batch, device)):
+        for piece in batch.pieces(self.pieces(batch.tokens, device)):
             there = piece.to(device)
             loss = token_losses(self.model, there.inputs, there.targets).sum() * share
             loss.backward()
             total += loss.detach()
         return total
 
-    def pieces(self, batch: Batch, device: torch.device) -> int:
+    def pieces(self, tokens: int, device: torch.device) -> int:
         """On a CPU narrow pieces save padding; a GPU wants one large one."""
         if self.accumulate or device.type != "cpu":
             return max(1, self.accumulate)
-        return max(1, min(8, batch.tokens // 400))
+        return max(1, min(8, tokens // 400))
 
 
 class Captured(Engine):

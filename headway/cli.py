@@ -248,7 +248,12 @@ def data_prepare(
 def main() -> None:
     """What the shell calls."""
     show_anything()
-    sys.exit(run_command(sys.argv[1:]))
+    code = run_command(sys.argv[1:])
+    if "WORLD_SIZE" in os.environ:  # one of several processes
+        from headway.ranks import leave
+
+        leave(code)
+    sys.exit(code)
 
 
 def run_command(arguments: list[str]) -> int:

@@ -16,7 +16,7 @@ from headway.data.world import WorldSettings
 from headway.errors import DataError, Interrupted, Quit, TextError, UserError
 from headway.files import one_line, write_lines
 from headway.generation import Sampling
-from headway.ranks import joined, restarts
+from headway.ranks import joined
 from headway.run import Run, load, own_directory, train
 from headway.tasks import LanguageModelling, QuestionAnswering
 from headway.text import read_documents, read_pairs
@@ -45,7 +45,7 @@ def train_command(
         directory = out or ranks.led(
             lambda: resumed_directory(source, settings.name) if resume else own_directory(settings.name)
         )
-        if out is None and not resume and directory.name != settings.name and not restarts():
+        if out is None and not resume and directory.name != settings.name and not directory.exists():
             report.say(f"runs/{settings.name} is there already (go on with --resume); this run goes to {directory}")
         events = TensorBoard(directory / "tensorboard") if tensorboard and ranks.leads else None
         watch = events or (lambda record: None)

@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
+import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -99,11 +103,6 @@ def of_environment() -> Ranks:
     return Ranks(int(rank), int(size), int(local or rank)) if rank and size else ALONE
 
 
-def restarts() -> int:
-    """How often torchrun has started the processes of this job again."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
-
-
 def job() -> str:
     """What names the call of torchrun that started this process, and stays the same when it restarts; else empty."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
@@ -123,8 +122,8 @@ def joined() -> Iterator[Ranks]:
     if torch.cuda.is_available() and ranks.local < torch.cuda.device_count():
         torch.cuda.set_device(ranks.local)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    store, rank, size = next(dist.rendezvous("env://"))
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    store = fresh(next(dist.rendezvous("env://"))[0], ranks)
+    dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size)
     try:
         yield ranks
     except Exception as error:
@@ -140,6 +139,28 @@ def joined() -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
+def fresh(store: dist.Store, ranks: Ranks) -> dist.Store:
+    """The store, without what earlier lives of the job left in it: torchrun may keep one store for all of them.
+
+    The process that leads names this life, the others answer under that name, and it lists their answers. Whoever took
+    the name of an earlier life does not find its answer in the list, and asks again.
+    """
+    answer = uuid.uuid4().hex
+    if ranks.leads:
+        store.set("life", answer)
+        others = [store.get(f"{answer}/{rank}").decode() for rank in range(1, ranks.size)]
+        store.set(f"{answer}/all", " ".join(others))
+        return dist.PrefixStore(answer, store)
+    while True:
+        life = store.get("life").decode()
+        store.set(f"{life}/{ranks.rank}", answer)
+        with suppress(RuntimeError):  # not listed in time
+            store.wait([f"{life}/all"], timedelta(seconds=1))
+            if answer in store.get(f"{life}/all").decode().split():
+                return dist.PrefixStore(life, store)
+            time.sleep(0.05)
+
+
 def is_first(store: dist.Store) -> bool:
     """Whether no other process has failed before."""
     try:
@@ -151,3 +172,12 @@ def is_first(store: dist.Store) -> bool:
 def has_lost_another(error: BaseException) -> bool:
     """Whether the error says that another process is no longer there."""
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in GONE)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process. One of several ends at once: threads of torch's that are still there could abort it."""
+    if of_environment().size == 1:
+        sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -24,7 +24,7 @@ from headway.errors import DataError, RunError, SettingsError, TextError, UserEr
 from headway.files import Ownership, is_temporary, probe, read_json_lines, write_text
 from headway.generation import GREEDY, Sampling
 from headway.models import CausalModel, parameter_count
-from headway.ranks import ALONE, Ranks, job, joined, restarts
+from headway.ranks import ALONE, Ranks, job, joined
 from headway.tasks import Answer, LanguageModelling, QuestionAnswering
 from headway.text import KINDS, Tokenizer, load_tokenizer
 from headway.training import device as devices
@@ -295,9 +295,9 @@ def make_directory(directory: Path) -> Ownership:
 
 
 def was_begun_by_this_job(directory: Path) -> bool:
-    """Whether torchrun has started this process again, and the run in `directory` is the one it was working on."""
+    """Whether the run in `directory` is the one that this call of torchrun was working on before it restarted."""
     mark = directory / JOB
-    return restarts() > 0 and mark.is_file() and mark.read_text("utf-8") == job()
+    return bool(job()) and mark.is_file() and mark.read_text("utf-8") == job()
 
 
 def own_directory(name: str) -> Path:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import headway
 from headway.configuration import RunSettings, load_settings
 from headway.errors import Interrupted
-from headway.ranks import Ranks, joined, restarts
+from headway.ranks import Ranks, joined, leave
 from headway.training import distributed
 from headway.training.distributed import Together
 
@@ -103,11 +103,11 @@ def resume(ranks: Ranks) -> None:
 
 
 def killed(ranks: Ranks) -> None:
-    """The second process is killed in its first life, the first one in its second, both after a checkpoint."""
+    """The process that leads is killed in its first life, after a checkpoint."""
     original = Together.step
 
     def step(self: Together, number: int, rate: float) -> Any:
-        if number == 5 and (restarts(), ranks.rank) in ((0, 1), (1, 0)):
+        if number == 5 and ranks.leads and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
         return original(self, number, rate)
 
@@ -119,3 +119,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     with joined() as ranks:
         {"many": many, "resume": resume, "killed": killed}[sys.argv[1]](ranks)
+    leave(0)

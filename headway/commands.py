@@ -163,6 +163,37 @@ def compare_command(paths: list[Path], out: Path) -> None:
     print(f"plot written to {out}")
 
 
+def scale_command(
+    source: str, sets: list[str], devices: str, machine: str, within: float, between: float, vocabulary: int
+) -> None:
+    """Print what the last stage of a run needs on each number of devices."""
+    from headway.training import scaling
+
+    try:
+        sizes = [int(size) for size in devices.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise UserError(f"--gpus {devices}: must be numbers of devices, such as 1,8,64")
+    settings = load_settings(source, sets)
+    known = scaling.machines()
+    name = machine or max(known, key=lambda each: known[each].rate)
+    measured = scaling.find_machine(name)
+    tokens = vocabulary or settings.tokenizer.size or 256
+    model = scaling.blank(settings.model, tokens)
+    training = settings.training
+    work = scaling.Work(training.batch_size, settings.model.block, max(1, training.accumulate), training.optimizer)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    print(
+        f"{settings.name}: {count:,} parameters with {tokens:,} tokens in the vocabulary; a step has "
+        f"{work.rows:,} rows of {work.length:,} tokens, shared by all devices\n"
+        f"device: {name}, {measured.memory / 1e9:.0f} GB; measured by {measured.measured}\n"
+        f"assumed: {within:g} GB/s between devices of a machine of 8, {between:g} GB/s between machines\n"
+    )
+    for line in scaling.table(model, work, measured, scaling.Network(1e9 * within, 1e9 * between), sizes):
+        print(line)
+
+
 def data_list_command() -> None:
     for status in catalog.status():
         where = f"in {status.where}" if status.present else "not on this machine"

@@ -86,7 +86,7 @@ class Ranks:
             dist.broadcast_object_list(told, src=0)
         if told[0] is None:
             raise SystemExit(1)
-        return told[0][0]  # type: ignore[no-any-return]
+        return told[0][0]
 
     def wait(self) -> None:
         """Go on when all processes have come here."""

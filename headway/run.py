@@ -150,9 +150,7 @@ def train_in(
     device, why = devices.choose_device(settings.training.device)
     going_on = ranks.led(lambda: resume and (directory / "tokenizer.json").is_file())
     if going_on:
-        tokenizer = load_tokenizer(directory / "tokenizer.json")
-        checkpoints = Checkpoints(directory)
-        checkpoints.require_tokenizer(checkpoints.latest(lambda note: None), tokenizer.fingerprint())
+        tokenizer = kept_tokenizer(directory)
     else:
         tokenizer = prepared if prepared is not None else build_tokenizer(settings, report)
     stages = build_stages(settings, tokenizer)
@@ -172,14 +170,12 @@ def train_in(
             if not changes:
                 write_text(directory / "run.toml", settings.to_toml())
             tokenizer.save(directory / "tokenizer.json")
-        if ranks.leads and job():
-            write_text(directory / JOB, job())
+        if ranks.leads:
+            sign(directory)
         report.say(
             f"{directory}: {settings.model.kind} with {parameters:,} parameters, {len(tokenizer):,} "
-            f"{settings.tokenizer.kind} in the vocabulary, on {devices.describe(device)} ({why})"
+            f"{settings.tokenizer.kind} in the vocabulary, on {devices.describe(device)} ({why}){how}"
         )
-        if how:
-            report.say(how)
         trainer = Trainer(model, stages, directory, tokenizer.fingerprint(), report, watch, layout=layout)
         if resume:
             trainer.resume(reopen=any(change.reopens for change in changes))
@@ -187,6 +183,14 @@ def train_in(
             kept = rewrite(directory / "run.toml", settings)
             report.say("\n  - ".join([f"settings changed (those before are in {kept}):", *map(str, changes)]))
         trainer.run()
+
+
+def kept_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer of a run that goes on, which must be the one its weights were trained with."""
+    tokenizer = load_tokenizer(directory / "tokenizer.json")
+    checkpoints = Checkpoints(directory)
+    checkpoints.require_tokenizer(checkpoints.latest(lambda note: None), tokenizer.fingerprint())
+    return tokenizer
 
 
 def build_tokenizer(settings: RunSettings, report: Reporter) -> Tokenizer:
@@ -292,6 +296,12 @@ def make_directory(directory: Path) -> Ownership:
     except OSError as error:
         raise RunError(f"{directory}: cannot be made ({error.strerror}); choose another with --out") from None
     return Ownership(directory)
+
+
+def sign(directory: Path) -> None:
+    """Leave the name of the job in the directory, where torchrun started this process."""
+    if job():
+        write_text(directory / JOB, job())
 
 
 def was_begun_by_this_job(directory: Path) -> bool:

@@ -150,9 +150,7 @@ def mean_loss(model: CausalModel, batches: Sequence[Batch], among: Ranks = ALONE
 class Sampled(Task):
     """A task that holds nothing back: its score is its loss on fixed rows of a sample of its own examples."""
 
-    def evaluate(
-        self, model: CausalModel, split: str = "dev", among: Ranks = ALONE, rows: int = 512
-    ) -> dict[str, Any]:
+    def evaluate(self, model: CausalModel, split: str = "dev", among: Ranks = ALONE, rows: int = 512) -> dict[str, Any]:
         if not hasattr(self, "examples"):
             self.load()
         generator = torch.Generator().manual_seed(0)

@@ -144,9 +144,7 @@ class SpanCorruption(Task):
         learned = place >= answer if self.settings.learn == "span" else None
         return Batch.next_token(tokens, lengths, learned)
 
-    def evaluate(
-        self, model: CausalModel, split: str = "dev", among: Ranks = ALONE, rows: int = 512
-    ) -> dict[str, Any]:
+    def evaluate(self, model: CausalModel, split: str = "dev", among: Ranks = ALONE, rows: int = 512) -> dict[str, Any]:
         """Loss a learned token on a fixed corruption of a file, or of a sample of the corpus (nothing is held out)."""
         if split == "test":
             raise UserError("span corruption has no test split; name a file instead")

@@ -113,7 +113,7 @@ class Replicated(Several):
         self.forward.register_comm_hook(None, lambda state, bucket: summed(bucket))
 
     def exchanging(self, now: bool) -> AbstractContextManager[None]:
-        return nullcontext() if now else self.forward.no_sync()  # type: ignore[union-attr, operator, return-value]
+        return nullcontext() if now else self.forward.no_sync()  # type: ignore[operator]
 
     def evaluate(self, task: Task) -> dict[str, Any]:
         return task.evaluate(self.model, among=self.ranks)
@@ -254,9 +254,9 @@ class PartsWriter(Writer):
 def arrange(
     model: CausalModel, ranks: Ranks, device: torch.device, stages: Sequence[Any], parallel: str
 ) -> tuple[Layout, str]:
-    """(how the model lies on the processes, in words with the reason). `stages` are the settings of each stage."""
+    """(how the model lies on the processes; the same in words, to be added to a line). `stages` are their settings."""
     if ranks.size == 1:
-        return Layout(model.to(device)), f"one process, so {parallel} is not needed" if parallel != "auto" else ""
+        return Layout(model.to(device)), f"; one process needs no {parallel}" if parallel != "auto" else ""
     if device.type == "cuda" and ranks.local >= torch.cuda.device_count():
         raise UserError(
             f"process {ranks.local} of this machine has no GPU: there are {torch.cuda.device_count()}; "
@@ -266,21 +266,21 @@ def arrange(
         raise UserError("several processes cannot share this machine's GPU; set training.device=cpu, or start one")
     if parallel != "fsdp":
         why = "as asked" if parallel == "ddp" else "the default; training.parallel = fsdp shards it"
-        return Replicated(model.to(device), ranks), f"{ranks.size} processes, each with the whole model (ddp, {why})"
+        return Replicated(model.to(device), ranks), f"; {ranks.size} processes, each with the whole model (ddp, {why})"
     width = model.settings.width
     precisions = {devices.choose_precision(device, stage.precision, width)[0] for stage in stages}
     if len(precisions) > 1:
         raise SettingsError(["pretraining.training.precision: with fsdp, the whole run has one training.precision"])
     layout = Sharded(model, ranks, device, precisions.pop())
-    return layout, f"{ranks.size} processes, each with 1/{ranks.size} of the model (fsdp, as asked)"
+    return layout, f"; {ranks.size} processes, each with 1/{ranks.size} of the model (fsdp, as asked)"
 
 
 def summed(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """Exchange a bucket of gradients: their sum, where DDP by itself takes the mean."""
-    done = dist.all_reduce(bucket.buffer(), async_op=True).get_future()  # type: ignore[union-attr]
-    return done.then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+    done = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return done.then(lambda future: future.value()[0])
 
 
 def full(tensor: Tensor) -> Tensor:
     """The whole of a tensor that the processes hold in parts."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[no-any-return]
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -2,8 +2,8 @@
 
     checkpoints/step-00012000/   shard-00001-….safetensors  shard-00002-….safetensors  …  state.json  manifest.json
 
-Planning and resharding are those of `torch.distributed.checkpoint`; the parts are safetensors, which say in their headers
-where they belong, so that no pickle is needed. Whole files (`model.safetensors`) are read the same way, as one part.
+Planning and resharding are those of `torch.distributed.checkpoint`; the parts are safetensors, whose headers say where
+they belong, so that no pickle is needed. Whole files (`model.safetensors`) are read the same way, as one part.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def is_sharded(tensors: Iterable[Tensor]) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process holds; all of it where it is not sharded."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def has_parts(folder: Path) -> bool:

@@ -64,7 +64,9 @@ def interrupt(record: dict) -> None:
 
 
 def losses(path: Path) -> list[tuple[int, float, float]]:
-    return [(each["step"], each["loss"], each["gradient_norm"]) for each in headway.load(path).metrics if "loss" in each]
+    return [
+        (each["step"], each["loss"], each["gradient_norm"]) for each in headway.load(path).metrics if "loss" in each
+    ]
 
 
 def check_equal(one: Path, other: Path, tolerance: float) -> None:

@@ -16,7 +16,7 @@ from headway.data.world import WorldSettings
 from headway.errors import DataError, Interrupted, Quit, TextError, UserError
 from headway.files import one_line, write_lines
 from headway.generation import Sampling
-from headway.ranks import joined
+from headway.ranks import joined, of_environment
 from headway.run import Run, load, own_directory, train
 from headway.tasks import LanguageModelling, QuestionAnswering
 from headway.text import read_documents, read_pairs
@@ -74,7 +74,7 @@ def resumed_directory(source: str, name: str) -> Path:
 def opened(path: Path, device: str = "auto") -> Run:
     """The run; what is amiss with its checkpoints goes to standard error."""
     run = load(path, device)
-    for note in run.notes:
+    for note in run.notes if of_environment().leads else ():
         print(note, file=sys.stderr)
     return run
 

@@ -90,8 +90,7 @@ class Ranks:
 
     def wait(self) -> None:
         """Go on when all processes have come here."""
-        if self.size > 1:
-            dist.barrier()
+        self.total(torch.zeros(1))
 
 
 ALONE = Ranks()

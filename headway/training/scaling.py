@@ -1,7 +1,8 @@
 """What a run needs on N devices: memory a device, time a step. A model with few constants, each measured or assumed.
 
     memory   weights 4P, gradient 4P, AdamW 8P (Muon: 4 a matrix's entry)            bytes; sharded: each process's rows
-             + working copies      ddp: 2P in bfloat16;   fsdp: the root and two blocks put together, one's gradient
+             + working copies      ddp: 2P in bfloat16;   fsdp: the root and two blocks put together, one's gradient,
+                                   and with several pieces the whole gradient, 4P, which is exchanged after the last
              + tokens · (activation · layers · width + logits · vocabulary)          tokens of one piece
     compute  tokens · (6 P' + 6 · layers · width · T) / rate + layer · layers · pieces + update · P
     network  ddp:  2 · 4P · (N − 1)/N                      an all-reduce of float32 gradients
@@ -122,7 +123,8 @@ def memory(model: CausalModel, work: Work, machine: Machine, size: int, sharded:
     working: float = low * held(parameters, 1)
     if sharded:
         block, root = block_and_root(model)
-        working = machine.bytes * (root + 2 * block) + FLOAT * max(root, block)
+        gradient = held(parameters, 1) if work.pieces > 1 else max(root, block)
+        working = machine.bytes * (root + 2 * block) + FLOAT * gradient
     rows = -(-work.rows // size)
     tokens = -(-rows // work.pieces) * work.length
     activations = tokens * (machine.activation * layers(model) * width(model) + machine.logits * vocabulary(model))

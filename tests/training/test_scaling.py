@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -172,4 +173,13 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_machine_says_where_it_was_measured() -> None:
     for name, machine in scaling.machines().items():
         assert "benchmarks/scaling.py" in machine.measured, name
-    assert Path(scaling.MACHINES).is_file()
+
+
+def test_the_tables_of_the_page_are_what_the_command_prints() -> None:
+    path = Path(__file__).parents[2] / "docs" / "make_scaling.py"
+    specification = importlib.util.spec_from_file_location("make_scaling", path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    page = path.with_name("scaling.md").read_text("utf-8")
+    assert page == module.page() and page.count("headway scale shakespeare/char") >= len(scaling.machines())

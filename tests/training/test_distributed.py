@@ -123,7 +123,12 @@ def test_a_part_that_is_damaged_or_missing_is_noticed(folder: Path) -> None:
 
 def test_gradients_are_exchanged_once_a_step_however_many_pieces_it_has(folder: Path) -> None:
     counts = json.loads((folder / "found.json").read_text())["exchanges"]
-    assert counts["4"] == counts["1"] == 3  # three steps, and one bucket holds the whole model
+    assert counts["ddp"] == [3, 3]  # three steps, and one bucket holds the whole model
+    assert counts["fsdp"] == [9, 9]  # two blocks and what is outside them
+
+
+def test_muon_on_matrices_in_parts_is_muon_on_whole_ones(folder: Path) -> None:
+    assert json.loads((folder / "found.json").read_text())["muon"] < 1e-6
 
 
 def test_sharing_an_evaluation_changes_nothing(folder: Path) -> None:

@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import headway
 from headway.configuration import RunSettings, load_settings
@@ -21,6 +24,7 @@ from headway.errors import Interrupted
 from headway.ranks import Ranks, joined, leave
 from headway.training import distributed
 from headway.training.distributed import Together
+from headway.training.muon import BatchedMuon, ShardedMuon
 
 SHORT = ["pretraining.training.steps=4", "training.steps=8", "training.evaluate_every=4", "training.accumulate=2"]
 EXACT = [*SHORT, "model.dropout=0.0"]  # dropout is the one thing that differs by the number of processes
@@ -51,10 +55,13 @@ def many(ranks: Ranks) -> None:
         headway.train(settings(sets), f"again-{parallel}", resume=True)
         stop(settings(RUNS[parallel]), f"two-{parallel}", ranks)
         headway.train(settings(RUNS[parallel]), f"one-{parallel}", resume=True)
-    counts = {pieces: exchanges(pieces) for pieces in (1, 4)}
-    scores = headway.load("together-ddp").evaluate("train", ranks)
+    found = {
+        "exchanges": {parallel: [exchanges(parallel, pieces) for pieces in (1, 4)] for parallel in ("ddp", "fsdp")},
+        "scores": headway.load("together-ddp").evaluate("train", ranks),
+        "muon": muon_differs(ranks),
+    }
     if ranks.leads:
-        Path("found.json").write_text(json.dumps({"exchanges": counts, "scores": scores}))
+        Path("found.json").write_text(json.dumps(found))
 
 
 def stop(wanted: RunSettings, out: str, ranks: Ranks) -> None:
@@ -76,24 +83,52 @@ def stop(wanted: RunSettings, out: str, ranks: Ranks) -> None:
         Together.step = original  # type: ignore[method-assign]
 
 
-def exchanges(pieces: int) -> int:
-    """How many buckets of gradients are exchanged in a run of three steps, each cut into `pieces`."""
-    seen = 0
+class ReduceScatters(TorchDispatchMode):
+    """Counts the sums of gradients of which every process keeps a part."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        self.count += "reduce_scatter" in str(function)
+        return function(*arguments, **(options or {}))
+
+
+def exchanges(parallel: str, pieces: int) -> int:
+    """How often gradients are exchanged in a run of three steps, each cut into `pieces`."""
+    sets = [*ADAMW, f"training.parallel={parallel}", f"training.accumulate={pieces}", "training.batch_size=8"]
+    stages = ["training.steps=3", "pretraining.training.steps=0"]
+    buckets = 0
     original = distributed.summed
 
     def counting(bucket: dist.GradBucket) -> Any:
-        nonlocal seen
-        seen += 1
+        nonlocal buckets
+        buckets += 1
         return original(bucket)
 
     distributed.summed = counting
-    sets = [*ADAMW, f"training.accumulate={pieces}", "training.batch_size=8"]
-    stages = ["training.steps=3", "pretraining.training.steps=0"]
     try:
-        headway.train(settings([*sets, *stages]), f"pieces-{pieces}")
+        with ReduceScatters() as seen:
+            headway.train(settings([*sets, *stages]), f"pieces-{parallel}-{pieces}")
     finally:
         distributed.summed = original
-    return seen
+    return buckets + seen.count
+
+
+def muon_differs(ranks: Ranks) -> float:
+    """How far Muon on matrices in parts comes from Muon on whole ones in three steps, at most."""
+    mesh = init_device_mesh("cpu", (ranks.size,))
+    shapes = [(6, 9), (9, 6), (1, 5)]  # the last has fewer rows than there are processes
+    torch.manual_seed(0)
+    whole = [torch.randn(shape) for shape in shapes]
+    parts = [distribute_tensor(matrix.clone(), mesh, [Shard(0)]) for matrix in whole]
+    steppers = BatchedMuon(whole, 0.1, 0.2), ShardedMuon(parts, 0.1, 0.2)
+    for _ in range(3):
+        for matrix, part in zip(whole, parts, strict=True):
+            matrix.grad = torch.randn_like(matrix)
+            part.grad = distribute_tensor(matrix.grad.clone(), mesh, [Shard(0)])
+        for stepper in steppers:
+            stepper.step()
+    return max(float((part.full_tensor() - matrix).abs().max()) for part, matrix in zip(parts, whole, strict=True))
 
 
 def resume(ranks: Ranks) -> None:

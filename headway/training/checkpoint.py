@@ -5,7 +5,7 @@
 A checkpoint is written into a temporary folder, synced, and renamed; its manifest holds the size and SHA-256 of every
 file, and one without a manifest does not exist. Nothing in it is a pickle. While one is written, training goes on: the
 tensors are copied at once, and a thread does the rest. Processes that hold a part of the weights each write that part
-(`headway.training.parts`); either kind is read by any number of processes.
+(`headway.training.sharded`); either kind is read by any number of processes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from headway.errors import RunError
 from headway.files import sync, sync_directory, write_json, write_synced
-from headway.training import parts
+from headway.training import sharded
 from headway.training.optimizer import Optimizer
 
 MANIFEST = "manifest.json"
@@ -225,7 +225,7 @@ class Checkpoints:
     def load_model(self, step: int, model: nn.Module) -> None:
         """Put the weights of `step` into `model`."""
         folder, wanted = self.path(step), tensors_of(model)
-        whole = not parts.has_parts(folder) and not parts.is_sharded(wanted.values())
+        whole = not sharded.has_parts(folder) and not sharded.is_sharded(wanted.values())
         found = load_file(folder / "model.safetensors") if whole else {}
         there = found or {name: torch.empty(size, device="meta") for name, (size, _) in model_shapes(folder).items()}
         mismatch = describe_mismatch(there, wanted)
@@ -234,22 +234,22 @@ class Checkpoints:
         if whole:
             model.load_state_dict(found, strict=False)
         else:
-            parts.read(folder, {name: tensor.detach() for name, tensor in wanted.items()})
+            sharded.read(folder, {name: tensor.detach() for name, tensor in wanted.items()})
 
     def load_optimizer(self, step: int, optimizer: Optimizer) -> None:
         folder = self.path(step)
-        if not parts.has_parts(folder) and not parts.is_sharded(optimizer.names):
+        if not sharded.has_parts(folder) and not sharded.is_sharded(optimizer.names):
             optimizer.load(load_file(folder / "optimizer.safetensors"))
             return
-        stored = parts.shapes(folder)
+        stored = sharded.shapes(folder)
         state = {name: optimizer.room_for(name, *stored[name]) for name in stored.keys() - model_shapes(folder).keys()}
-        parts.read(folder, state)
+        sharded.read(folder, state)
         optimizer.load(state)
 
 
 def model_shapes(folder: Path) -> dict[str, Any]:
     """Shape and type of every weight in a checkpoint; the optimizer's tensors have a stroke in their names."""
-    return {name: facts for name, facts in parts.shapes(folder).items() if "/" not in name}
+    return {name: facts for name, facts in sharded.shapes(folder).items() if "/" not in name}
 
 
 class Writer:
@@ -330,7 +330,7 @@ def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 @torch.no_grad()
 def all_finite(model: nn.Module) -> bool:
     """Whether every weight that this process holds is a number; a device is waited for once."""
-    return bool(torch.stack([parts.local(parameter).isfinite().all() for parameter in model.parameters()]).all())
+    return bool(torch.stack([sharded.local(parameter).isfinite().all() for parameter in model.parameters()]).all())
 
 
 def damage(folder: Path) -> str | None:
@@ -350,7 +350,7 @@ def damage(folder: Path) -> str | None:
 
 
 def holds_weights(name: str) -> bool:
-    return name == "model.safetensors" or name.startswith(parts.MARK)
+    return name == "model.safetensors" or name.startswith(sharded.MARK)
 
 
 def describe_mismatch(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:

@@ -35,7 +35,7 @@ from headway.ranks import ALONE, Ranks
 from headway.tasks.base import IGNORE, Batch, Task
 from headway.training import device as devices
 from headway.training import engine as engines
-from headway.training import parts
+from headway.training import sharded
 from headway.training.checkpoint import Checkpoints, State, Writer, fingerprint, tensors_of
 from headway.training.engine import Engine, Outcome, Plain, clip_gradients
 from headway.training.optimizer import Optimizer
@@ -135,9 +135,9 @@ class Sharded(Several):
         low = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
         policy = low if precision != torch.float32 else MixedPrecisionPolicy()
         for module in (*model.blocks, model):  # type: ignore[misc]
-            sharded = fully_shard(module, mesh=mesh, mp_policy=policy)  # moves it to the device
-            sharded.set_gradient_divide_factor(1.0)
-            sharded.set_force_sum_reduction_for_comms(True)
+            part = fully_shard(module, mesh=mesh, mp_policy=policy)  # moves it to the device
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
         super().__init__(model, ranks)
         self.forward = model
 
@@ -238,8 +238,8 @@ class PartsWriter(Writer):
     def save(self, model: nn.Module, optimizer: Optimizer | None, state: State, keep: int) -> None:
         ranks, checkpoints = self.ranks, self.checkpoints
         folder = ranks.led(lambda: checkpoints.begin(state.step))
-        parts.write(folder, tensors_of(model) | (optimizer.state() if optimizer is not None else {}))
-        mine = folder.glob(f"{parts.MARK}{ranks.rank + 1:05d}-*")
+        sharded.write(folder, tensors_of(model) | (optimizer.state() if optimizer is not None else {}))
+        mine = folder.glob(f"{sharded.MARK}{ranks.rank + 1:05d}-*")
         manifest = dict(ranks.gather([(path.name, fingerprint(path.read_bytes())) for path in mine]))
 
         def publish() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from headway.models import CausalModel
 from headway.training.muon import BatchedMuon, ShardedMuon
-from headway.training.parts import is_sharded
+from headway.training.sharded import is_sharded
 
 NAMES = ("adamw", "muon")
 DECAYS = ("matrices", "all-but-biases")

@@ -139,7 +139,7 @@ def test_sharing_an_evaluation_changes_nothing(folder: Path) -> None:
 
 
 def test_after_a_kill_all_start_again_and_end_as_if_nothing_had_happened(folder: Path) -> None:
-    """The process that leads is killed; the directory is the one that it had chosen."""
+    """The process that leads is killed in the middle of a checkpoint; the directory is the one that it had chosen."""
     name = folder.name
     (folder / "runs" / name).mkdir(parents=True)  # taken, so that theirs is another
     finish(launch(folder, 2, "tests.training.together", "killed", restarts=1))

@@ -23,6 +23,7 @@ from headway.configuration import RunSettings, load_settings
 from headway.errors import Interrupted
 from headway.ranks import Ranks, joined, leave
 from headway.training import distributed
+from headway.training.checkpoint import Checkpoints
 from headway.training.distributed import Together
 from headway.training.muon import BatchedMuon, ShardedMuon
 
@@ -138,15 +139,16 @@ def resume(ranks: Ranks) -> None:
 
 
 def killed(ranks: Ranks) -> None:
-    """The process that leads is killed in its first life, after a checkpoint."""
-    original = Together.step
+    """The process that leads is killed in its first life, when all have written their parts of the third checkpoint."""
+    original, begun = Checkpoints.seal, []
 
-    def step(self: Together, number: int, rate: float) -> Any:
-        if number == 5 and ranks.leads and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    def seal(self: Checkpoints, temporary: Path, manifest: dict[str, Any]) -> None:
+        begun.append(temporary)
+        if len(begun) == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
-        return original(self, number, rate)
+        original(self, temporary, manifest)
 
-    Together.step = step  # type: ignore[method-assign]
+    Checkpoints.seal = seal  # type: ignore[method-assign]
     headway.train(settings([*SHORT, "training.parallel=fsdp"]))
 
 

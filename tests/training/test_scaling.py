@@ -23,8 +23,8 @@ from headway.training.engine import Plain
 from headway.training.loop import TrainingSettings
 from headway.training.optimizer import build_optimizer
 from headway.training.order import Shuffled
-from headway.training.sharded import local
 from headway.training.scaling import Machine, Network, Work
+from headway.training.sharded import local
 from headway.training.streams import Stream
 from tests.conftest import tiny_gpt
 

@@ -9,7 +9,16 @@ from typing import Any
 from headway.configuration import RunSettings
 from headway.files import write_bytes, write_text
 
-HARMLESS = ("log_every", "evaluate_every", "checkpoint_every", "keep", "bad_steps", "spike_warning", "device")
+HARMLESS = (
+    "log_every",
+    "evaluate_every",
+    "checkpoint_every",
+    "keep",
+    "bad_steps",
+    "spike_warning",
+    "device",
+    "parallel",
+)
 SECTIONS = ("training", "pretraining.training")
 
 

@@ -142,6 +142,22 @@ def compare(
 
 
 @app.command()
+def scale(
+    source: Annotated[str, typer.Argument(metavar="RECIPE|run.toml", help="A recipe, a run file, or a run directory.")],
+    sets: Sets = None,
+    gpus: Annotated[str, typer.Option(help="Numbers of devices.")] = "1,8,64,1024",
+    machine: Annotated[str, typer.Option(help="A machine that was measured; without it, the fastest of them.")] = "",
+    within: Annotated[float, typer.Option(min=1e-3, help="GB/s between devices of a machine (assumed).")] = 450.0,
+    interconnect: Annotated[float, typer.Option(min=1e-3, help="GB/s between machines (assumed).")] = 50.0,
+    vocabulary: Annotated[int, typer.Option(min=0, help="Tokens; 0: tokenizer.size, or 256.")] = 0,
+) -> None:
+    """The memory and time that a training step would take on many devices."""
+    from headway.commands import scale_command
+
+    scale_command(source, sets or [], gpus, machine, within, interconnect, vocabulary)
+
+
+@app.command()
 def watch(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN …", help="Run directories.")],
     once: Annotated[bool, typer.Option("--once", help="One picture, also of a run that is being trained.")] = False,
@@ -251,7 +267,12 @@ def data_prepare(
 def main() -> None:
     """What the shell calls."""
     show_anything()
-    sys.exit(run_command(sys.argv[1:]))
+    code = run_command(sys.argv[1:])
+    if "WORLD_SIZE" in os.environ:  # one of several processes
+        from headway.ranks import leave
+
+        leave(code)
+    sys.exit(code)
 
 
 def run_command(arguments: list[str]) -> int:

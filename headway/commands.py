@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from headway.configuration import find, load_settings, recipe_names
-from headway.console import clock, reporter, scores
+from headway.console import Reporter, clock, reporter, scores
 from headway.data import catalog
 from headway.data.world import WorldSettings
 from headway.errors import DataError, Interrupted, Quit, TextError, UserError
 from headway.files import one_line, write_lines
 from headway.generation import Sampling
-from headway.run import Run, free_directory, load, train
+from headway.ranks import joined, of_environment
+from headway.run import Run, load, own_directory, train
 from headway.tasks import LanguageModelling, QuestionAnswering
 from headway.text import read_documents, read_pairs
 from headway.training.tensorboard import TensorBoard
@@ -39,21 +40,25 @@ def train_command(
     tensorboard: bool = False,
     profile: bool = False,
 ) -> None:
-    report = reporter()
     settings = load_settings(source, sets)
-    directory = out or (resumed_directory(source, settings.name) if resume else free_directory(settings.name))
-    if out is None and not resume and directory.name != settings.name:
-        report.say(f"runs/{settings.name} is there already (go on with --resume); this run goes to {directory}")
-    events = TensorBoard(directory / "tensorboard") if tensorboard else None
-    watch = events or (lambda record: None)
-    try:
-        run = train(settings, directory, (), resume, report, watch, accept_changes, profile)
-    except (Interrupted, Quit) as stop:
-        raise type(stop)(f"{stop}; go on with: headway train {directory} --resume", stop.number) from None
-    finally:
-        if events is not None:
-            events.close()
-    print(f"{run.path}: {summary(run)}")
+    with joined() as ranks:
+        report = reporter() if ranks.leads else Reporter()
+        directory = out or ranks.led(
+            lambda: resumed_directory(source, settings.name) if resume else own_directory(settings.name)
+        )
+        if out is None and not resume and directory.name != settings.name and not directory.exists():
+            report.say(f"runs/{settings.name} is there already (go on with --resume); this run goes to {directory}")
+        events = TensorBoard(directory / "tensorboard") if tensorboard and ranks.leads else None
+        watch = events or (lambda record: None)
+        try:
+            run = train(settings, directory, (), resume, report, watch, accept_changes, profile)
+        except (Interrupted, Quit) as stop:
+            raise type(stop)(f"{stop}; go on with: headway train {directory} --resume", stop.number) from None
+        finally:
+            if events is not None:
+                events.close()
+        if ranks.leads:
+            print(f"{run.path}: {summary(run)}")
 
 
 def resumed_directory(source: str, name: str) -> Path:
@@ -70,7 +75,7 @@ def resumed_directory(source: str, name: str) -> Path:
 def opened(path: Path, device: str = "auto") -> Run:
     """The run; what is amiss with its checkpoints goes to standard error."""
     run = load(path, device)
-    for note in run.notes:
+    for note in run.notes if of_environment().leads else ():
         print(note, file=sys.stderr)
     return run
 
@@ -82,8 +87,15 @@ def summary(run: Run) -> str:
 
 
 def evaluate_command(path: Path, split: str, out: Path | None, device: str) -> None:
-    run = opened(path, device)
-    result = run.evaluate(split)
+    with joined() as ranks:
+        run = opened(path, device)
+        result = run.evaluate(split, ranks)
+        if ranks.leads:
+            tell_scores(run, split, result, out)
+
+
+def tell_scores(run: Run, split: str, result: dict[str, Any], out: Path | None) -> None:
+    """Print what an evaluation found, and write the predictions."""
     if not result.get("questions", result.get("tokens")):
         raise UserError(f"{run.path}: {split}: nothing was held out to measure on; name a file with --split")
     shown = scores(result) or [f"{result['questions']} questions without answers (one column), so no accuracy"]
@@ -150,6 +162,37 @@ def compare_command(paths: list[Path], out: Path) -> None:
     print(comparison_table(runs))
     plot_comparison(runs, out)
     print(f"plot written to {out}")
+
+
+def scale_command(
+    source: str, sets: list[str], devices: str, machine: str, within: float, between: float, vocabulary: int
+) -> None:
+    """Print what the last stage of a run needs on each number of devices."""
+    from headway.training import scaling
+
+    try:
+        sizes = [int(size) for size in devices.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise UserError(f"--gpus {devices}: must be numbers of devices, such as 1,8,64")
+    settings = load_settings(source, sets)
+    known = scaling.machines()
+    name = machine or max(known, key=lambda each: known[each].rate)
+    measured = scaling.find_machine(name)
+    tokens = vocabulary or settings.tokenizer.size or 256
+    model = scaling.blank(settings.model, tokens)
+    training = settings.training
+    work = scaling.Work(training.batch_size, settings.model.block, max(1, training.accumulate), training.optimizer)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    print(
+        f"{settings.name}: {count:,} parameters with {tokens:,} tokens in the vocabulary; a step has "
+        f"{work.rows:,} rows of {work.length:,} tokens, shared by all devices\n"
+        f"device: {name}, {measured.memory / 1e9:.0f} GB; measured by {measured.measured}\n"
+        f"assumed: {within:g} GB/s between devices of a machine of 8, {between:g} GB/s between machines\n"
+    )
+    for line in scaling.table(model, work, measured, scaling.Network(1e9 * within, 1e9 * between), sizes):
+        print(line)
 
 
 def data_list_command() -> None:

@@ -137,6 +137,8 @@ def idle_settings(pretraining: TrainingSettings) -> Iterator[str]:
     """What would be read for the earlier stage and then do nothing."""
     if pretraining.device != "auto":
         yield "pretraining.training.device: the whole run trains on training.device; set that"
+    if pretraining.parallel != "auto":
+        yield "pretraining.training.parallel: the whole run is shared out as training.parallel says; set that"
     if pretraining.patience:
         yield "pretraining.training.patience: only the last stage is scored, so only it can stop early"
 

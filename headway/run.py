@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,13 +24,16 @@ from headway.errors import DataError, RunError, SettingsError, TextError, UserEr
 from headway.files import Ownership, is_temporary, probe, read_json_lines, write_text
 from headway.generation import GREEDY, Sampling
 from headway.models import CausalModel, parameter_count
+from headway.ranks import ALONE, Ranks, job, joined
 from headway.tasks import Answer, LanguageModelling, QuestionAnswering
 from headway.text import KINDS, Tokenizer, load_tokenizer
 from headway.training import device as devices
 from headway.training.checkpoint import Checkpoints, State
+from headway.training.distributed import arrange
 from headway.training.loop import Side, Stage, Trainer
 
 Record = dict[str, Any]
+JOB = ".job"  # the file that says which call of torchrun works on a run
 
 
 class Run:
@@ -77,9 +82,9 @@ class Run:
     def parameters(self) -> int:
         return parameter_count(self.model)
 
-    def evaluate(self, split: str = "dev") -> Record:
+    def evaluate(self, split: str = "dev", among: Ranks = ALONE) -> Record:
         """Score the model on a split or a file; see the task's `evaluate`."""
-        return self.task.evaluate(self.model, split)
+        return self.task.evaluate(self.model, split, among)
 
     def answer(self, questions: str | Sequence[str], alternatives: int = 3) -> list[Answer]:
         """Answers with their probabilities, for a run that answers questions."""
@@ -114,21 +119,43 @@ def train(
     With `resume`, `out` is continued from its newest checkpoint; a finished run is left as it is. With `accept_changes`
     it is continued under other settings than it had; the old run file is kept as run.toml.1. With `profile`, a window
     of steps is looked at, and where their time went is written to profile.txt and profile.json.gz.
+
+    Processes that torchrun started train one run together; those that it started again continue theirs.
     """
-    report = report or Reporter()
     settings = source if isinstance(source, RunSettings) else load_settings(source, overrides)
-    directory = Path(out) if out is not None else free_directory(settings.name)
+    with joined() as ranks:
+        directory = Path(out) if out is not None else ranks.led(lambda: own_directory(settings.name))
+        resume = resume or ranks.led(lambda: was_begun_by_this_job(directory))
+        if not ranks.leads:
+            report, watch = Reporter(), lambda record: None
+        train_in(
+            directory, settings, resume, report or Reporter(), watch, accept_changes, profile and ranks.leads, ranks
+        )
+        ranks.wait()
+        return Run(directory, devices.choose_device(settings.training.device)[0].type)
+
+
+def train_in(
+    directory: Path,
+    settings: RunSettings,
+    resume: bool,
+    report: Reporter,
+    watch: Callable[[Record], None],
+    accept_changes: bool,
+    profile: bool,
+    ranks: Ranks,
+) -> None:
+    """Train in a directory, as one of `ranks`. All of them read; the one that leads writes."""
     prepared = prepared_tokenizer(settings)
     if prepared is not None:
         settings = replace(settings, tokenizer=agreed(settings.tokenizer, prepared))
-    changes = check_directory(directory, settings, resume, accept_changes)
-    probe(directory)
+    changes = ranks.led(lambda: check_directory(directory, settings, resume, accept_changes))
+    if ranks.leads:
+        probe(directory)
     device, why = devices.choose_device(settings.training.device)
-    going_on = resume and (directory / "tokenizer.json").is_file()
+    going_on = ranks.led(lambda: resume and (directory / "tokenizer.json").is_file())
     if going_on:
-        tokenizer = load_tokenizer(directory / "tokenizer.json")
-        checkpoints = Checkpoints(directory)
-        checkpoints.require_tokenizer(checkpoints.latest(lambda note: None), tokenizer.fingerprint())
+        tokenizer = kept_tokenizer(directory)
     else:
         tokenizer = prepared if prepared is not None else build_tokenizer(settings, report)
     stages = build_stages(settings, tokenizer)
@@ -138,26 +165,39 @@ def train(
         for side in stage.sides:
             side.task.load()
     torch.manual_seed(settings.training.seed)
-    model = settings.model.build(len(tokenizer)).to(device)
-    with make_directory(directory):
-        if not going_on:
+    model = settings.model.build(len(tokenizer))
+    parameters = parameter_count(model)
+    layout, how = arrange(model, ranks, device, [stage.settings for stage in stages], settings.training.parallel)
+    with make_directory(directory) if ranks.leads else nullcontext():
+        if not going_on and ranks.leads:
             if (directory / "run.toml").exists() and not resume:  # somebody was faster
                 raise RunError(f"{directory}: another run has just begun there; choose another directory with --out")
             if not changes:
                 write_text(directory / "run.toml", settings.to_toml())
             tokenizer.save(directory / "tokenizer.json")
+        if ranks.leads:
+            sign(directory)
         report.say(
-            f"{directory}: {settings.model.kind} with {parameter_count(model):,} parameters, {len(tokenizer):,} "
-            f"{settings.tokenizer.kind} in the vocabulary, on {devices.describe(device)} ({why})"
+            f"{directory}: {settings.model.kind} with {parameters:,} parameters, {len(tokenizer):,} "
+            f"{settings.tokenizer.kind} in the vocabulary, on {devices.describe(device)} ({why}){how}"
         )
-        trainer = Trainer(model, stages, directory, tokenizer.fingerprint(), report, watch, profile=profile)
+        trainer = Trainer(
+            model, stages, directory, tokenizer.fingerprint(), report, watch, profile=profile, layout=layout
+        )
         if resume:
             trainer.resume(reopen=any(change.reopens for change in changes))
-        if changes:  # only now that the run has taken them
+        if changes and ranks.leads:  # only now that the run has taken them
             kept = rewrite(directory / "run.toml", settings)
             report.say("\n  - ".join([f"settings changed (those before are in {kept}):", *map(str, changes)]))
         trainer.run()
-    return Run(directory, device.type)
+
+
+def kept_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer of a run that goes on, which must be the one its weights were trained with."""
+    tokenizer = load_tokenizer(directory / "tokenizer.json")
+    checkpoints = Checkpoints(directory)
+    checkpoints.require_tokenizer(checkpoints.latest(lambda note: None), tokenizer.fingerprint())
+    return tokenizer
 
 
 def build_tokenizer(settings: RunSettings, report: Reporter) -> Tokenizer:
@@ -263,6 +303,24 @@ def make_directory(directory: Path) -> Ownership:
     except OSError as error:
         raise RunError(f"{directory}: cannot be made ({error.strerror}); choose another with --out") from None
     return Ownership(directory)
+
+
+def sign(directory: Path) -> None:
+    """Leave the name of the job in the directory, where torchrun started this process."""
+    if job():
+        write_text(directory / JOB, job())
+
+
+def was_begun_by_this_job(directory: Path) -> bool:
+    """Whether the run in `directory` is the one that this call of torchrun was working on before it restarted."""
+    mark = directory / JOB
+    return bool(job()) and mark.is_file() and mark.read_text("utf-8") == job()
+
+
+def own_directory(name: str) -> Path:
+    """Where this job has begun runs/NAME or runs/NAME-2 and so on already; else the first that is free."""
+    begun = (path.parent for path in Path("runs").glob(f"{glob.escape(name)}*/{JOB}"))
+    return next(filter(was_begun_by_this_job, begun), None) or free_directory(name)
 
 
 def free_directory(name: str) -> Path:

@@ -16,7 +16,7 @@ import pytest
 import headway
 from headway.cli import run_command
 
-COMMANDS = ["", "demo", "train", "evaluate", "predict", "compare", "lab", "watch"]
+COMMANDS = ["", "demo", "train", "evaluate", "predict", "compare", "lab", "watch", "scale"]
 COMMANDS += ["data", "data list", "data get", "data check", "data prepare"]
 CALL = [sys.executable, "-m", "headway"]
 Captured = pytest.CaptureFixture[str]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from headway.memory import Room
 from headway.models import CausalModel
+from headway.ranks import ALONE, Ranks
 from headway.text import Tokenizer
 
 IGNORE = -100  # a target that is not learned
@@ -129,13 +130,16 @@ class Task(ABC):
         return twin
 
     @abstractmethod
-    def evaluate(self, model: CausalModel, split: str = "dev") -> dict[str, Any]:
-        """Score the model on a split of the task's data or on a file; includes `metric` where it can be known."""
+    def evaluate(self, model: CausalModel, split: str = "dev", among: Ranks = ALONE) -> dict[str, Any]:
+        """Score the model on a split of the task's data or on a file; includes `metric` where it can be known.
+
+        The work is shared among the processes, and each of them gets the whole result.
+        """
 
 
 @torch.inference_mode()
-def mean_loss(model: CausalModel, batches: Sequence[Batch]) -> tuple[float, int]:
-    """(loss a learned token, number of such tokens) over batches, without dropout."""
+def mean_loss(model: CausalModel, batches: Sequence[Batch], among: Ranks = ALONE) -> tuple[float, int]:
+    """(loss a learned token, number of such tokens) over the batches of all processes, without dropout."""
     training = model.training
     model.eval()
     device = next(model.parameters()).device
@@ -149,16 +153,18 @@ def mean_loss(model: CausalModel, batches: Sequence[Batch]) -> tuple[float, int]
         total += sum(room.each(summed, batch))
         count += batch.learned()
     model.train(training)
-    return total / max(1, count), count
+    total, count = among.total(torch.tensor([total, count], dtype=torch.float64)).tolist()
+    return total / max(1, count), int(count)
 
 
 class Sampled(Task):
     """A task that holds nothing back: its score is its loss on fixed rows of a sample of its own examples."""
 
-    def evaluate(self, model: CausalModel, split: str = "dev", rows: int = 512) -> dict[str, Any]:
+    def evaluate(self, model: CausalModel, split: str = "dev", among: Ranks = ALONE, rows: int = 512) -> dict[str, Any]:
         if not hasattr(self, "examples"):
             self.load()
         generator = torch.Generator().manual_seed(0)
         sample = torch.randperm(self.examples, generator=generator)[:rows]
-        loss, count = mean_loss(model, [self.batch(part, generator) for part in sample.split(64)])
+        batches = [self.batch(part, generator) for part in sample.split(64)]
+        loss, count = mean_loss(model, among.share(batches), among)
         return {"loss": loss, "tokens": count}

@@ -19,6 +19,7 @@ from torch import Tensor
 from headway.errors import DataError, UserError
 from headway.generation import Sampling, stream
 from headway.models import CausalModel
+from headway.ranks import ALONE, Ranks
 from headway.settings import REQUIRED, setting
 from headway.tasks.base import Batch, Task, mean_loss
 from headway.tasks.corpus import Corpus, CorpusSettings, Stored, open_shards
@@ -86,7 +87,9 @@ class LanguageModelling(Task):
         rows = tokens[starts[:, None] + torch.arange(width + 1, device=starts.device)].long()  # (B, T + 1)
         return Batch.next_token(rows, torch.full((len(rows),), width + 1, device=rows.device))
 
-    def evaluate(self, model: CausalModel, split: str = "dev", batch_size: int = 64) -> dict[str, Any]:
+    def evaluate(
+        self, model: CausalModel, split: str = "dev", among: Ranks = ALONE, batch_size: int = 64
+    ) -> dict[str, Any]:
         """Loss a token, perplexity, and bits a byte, over every whole window of the split, none overlapping."""
         if split in ("train", "dev"):
             if not hasattr(self, "train"):
@@ -99,10 +102,10 @@ class LanguageModelling(Task):
         if len(tokens) < 2:  # nothing was held out: there is no score
             return {"tokens": 0}
         starts = torch.arange(0, max(1, len(tokens) - self.block), self.block)
-        batches = Windows(self, tokens, starts.split(batch_size))
-        loss, count = mean_loss(model, batches)
+        batches = Windows(self, tokens, among.share(starts.split(batch_size)))
+        loss, count = mean_loss(model, batches, among)
         lengths = torch.from_numpy(self.tokenizer.byte_lengths())
-        size = sum(int(lengths[batch.targets].sum()) for batch in batches)
+        size = int(among.total(torch.tensor(sum(int(lengths[batch.targets].sum()) for batch in batches))))
         return {
             "loss": loss,
             "perplexity": math.exp(min(loss, 700.0)),

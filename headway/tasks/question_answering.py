@@ -22,6 +22,7 @@ from headway.errors import DataError, TextError, UserError, nearest
 from headway.generation import best_alternatives, generate
 from headway.generation.decode import check_prompts
 from headway.models import CausalModel
+from headway.ranks import ALONE, Ranks
 from headway.settings import REQUIRED, setting
 from headway.tasks.base import Batch, Task
 from headway.text import Notes, Pair, Tokenizer, read_documents, read_pairs
@@ -155,11 +156,11 @@ class QuestionAnswering(Task):
         else:
             yield split, settings.read(split)
 
-    def evaluate(self, model: CausalModel, split: str = "dev") -> dict[str, Any]:
+    def evaluate(self, model: CausalModel, split: str = "dev", among: Ranks = ALONE) -> dict[str, Any]:
         """Accuracy where the answers are known, and every prediction in the order of the questions."""
         pairs = self.pairs(split)
         self.check(split, pairs)
-        answers = self.answer(model, [pair.source for pair in pairs])
+        answers = among.gather(self.answer(model, among.share([pair.source for pair in pairs])))
         result: dict[str, Any] = {"questions": len(pairs), "predictions": [answer.text for answer in answers]}
         if pairs and all(pair.target is not None for pair in pairs):
             right = sum(answer.text == pair.target for answer, pair in zip(answers, pairs, strict=True))

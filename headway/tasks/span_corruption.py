@@ -30,6 +30,7 @@ from torch import Tensor
 
 from headway.errors import DataError, UserError
 from headway.models import CausalModel
+from headway.ranks import ALONE, Ranks
 from headway.settings import setting
 from headway.tasks.base import Batch, Task, mean_loss
 from headway.tasks.corpus import Corpus, CorpusSettings, heading_end
@@ -148,17 +149,19 @@ class SpanCorruption(Task):
         learned = place >= answer if self.settings.learn == "span" else None
         return Batch.next_token(tokens, lengths, learned)
 
-    def evaluate(self, model: CausalModel, split: str = "dev", rows: int = 512) -> dict[str, Any]:
+    def evaluate(self, model: CausalModel, split: str = "dev", among: Ranks = ALONE, rows: int = 512) -> dict[str, Any]:
         """Loss a learned token on a fixed corruption of a file, or of a sample of the corpus (nothing is held out)."""
         if split == "test":
             raise UserError("span corruption has no test split; name a file instead")
         if split not in ("train", "dev"):
-            return replace(self.settings, corpus=split).build(self.tokenizer, self.block).evaluate(model, "train", rows)
+            there = replace(self.settings, corpus=split).build(self.tokenizer, self.block)
+            return there.evaluate(model, "train", among, rows)
         if not hasattr(self, "corpus"):
             self.load()
         generator = torch.Generator().manual_seed(0)
         sample = torch.randperm(self.examples, generator=generator)[:rows]
-        loss, count = mean_loss(model, [self.batch(part, generator) for part in sample.split(64)])
+        batches = [self.batch(part, generator) for part in sample.split(64)]
+        loss, count = mean_loss(model, among.share(batches), among)
         return {"loss": loss, "tokens": count}
 
 

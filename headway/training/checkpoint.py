@@ -4,7 +4,8 @@
 
 A checkpoint is written into a temporary folder, synced, and renamed; its manifest holds the size and SHA-256 of every
 file, and one without a manifest does not exist. Nothing in it is a pickle. While one is written, training goes on: the
-tensors are copied at once, and a thread does the rest.
+tensors are copied at once, and a thread does the rest. Processes that hold a part of the weights each write that part
+(`headway.training.sharded`); either kind is read by any number of processes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 from headway.errors import RunError
 from headway.files import sync, sync_directory, write_json, write_synced
+from headway.training import sharded
 from headway.training.optimizer import Optimizer
 
 MANIFEST = "manifest.json"
@@ -106,10 +108,7 @@ class Checkpoints:
 
     def write(self, snapshot: Snapshot, keep: int, wanted: Callable[[], bool] = lambda: True) -> None:
         """Write a checkpoint, give it its name, and let go of older ones; stop where it is not `wanted` any more."""
-        first = not self.directory.exists()
-        temporary = self.directory / f".{self.path(snapshot.step).name}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        temporary = self.begin(snapshot.step)
         try:
             manifest = {}
             for name, data in snapshot.files():
@@ -117,16 +116,32 @@ class Checkpoints:
                     raise Abandoned
                 write_synced(temporary / name, data)
                 manifest[name] = fingerprint(data)
-            write_json(temporary / MANIFEST, manifest)
-            sync_directory(temporary)
+            self.seal(temporary, manifest)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        sync(self.metrics)  # what was recorded up to this step is not lost to a power cut either
-        self.install(temporary)
+        self.publish(temporary, snapshot.step, keep)
+
+    def begin(self, step: int) -> Path:
+        """A temporary folder for the checkpoint of `step`."""
+        temporary = self.directory / f".{self.path(step).name}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        first = not self.directory.exists()
+        temporary.mkdir(parents=True)
         if first:
             sync_directory(self.directory.parent)
-        self.prune(snapshot.step, keep)
+        return temporary
+
+    def seal(self, temporary: Path, manifest: dict[str, Any]) -> None:
+        """With its manifest, the checkpoint is whole."""
+        write_json(temporary / MANIFEST, manifest)
+        sync_directory(temporary)
+
+    def publish(self, temporary: Path, step: int, keep: int) -> None:
+        """Give the checkpoint its name, and let go of older ones."""
+        sync(self.metrics)  # what was recorded up to this step is not lost to a power cut either
+        self.install(temporary)
+        self.prune(step, keep)
 
     def install(self, temporary: Path) -> None:
         """Give a whole checkpoint its name. At any moment it or the one that had the name before is on disk."""
@@ -209,14 +224,32 @@ class Checkpoints:
 
     def load_model(self, step: int, model: nn.Module) -> None:
         """Put the weights of `step` into `model`."""
-        tensors = load_file(self.path(step) / "model.safetensors")
-        mismatch = describe_mismatch(tensors, weights(model))
+        folder, wanted = self.path(step), tensors_of(model)
+        whole = not sharded.has_parts(folder) and not sharded.is_sharded(wanted.values())
+        found = load_file(folder / "model.safetensors") if whole else {}
+        there = found or {name: torch.empty(size, device="meta") for name, (size, _) in model_shapes(folder).items()}
+        mismatch = describe_mismatch(there, wanted)
         if mismatch:
-            raise RunError(f"{self.path(step)}: these weights are of another model: {mismatch}")
-        model.load_state_dict(tensors, strict=False)
+            raise RunError(f"{folder}: these weights are of another model: {mismatch}")
+        if whole:
+            model.load_state_dict(found, strict=False)
+        else:
+            sharded.read(folder, {name: tensor.detach() for name, tensor in wanted.items()})
 
     def load_optimizer(self, step: int, optimizer: Optimizer) -> None:
-        optimizer.load(load_file(self.path(step) / "optimizer.safetensors"))
+        folder = self.path(step)
+        if not sharded.has_parts(folder) and not sharded.is_sharded(optimizer.names):
+            optimizer.load(load_file(folder / "optimizer.safetensors"))
+            return
+        stored = sharded.shapes(folder)
+        state = {name: optimizer.room_for(name, *stored[name]) for name in stored.keys() - model_shapes(folder).keys()}
+        sharded.read(folder, state)
+        optimizer.load(state)
+
+
+def model_shapes(folder: Path) -> dict[str, Any]:
+    """Shape and type of every weight in a checkpoint; the optimizer's tensors have a stroke in their names."""
+    return {name: facts for name, facts in sharded.shapes(folder).items() if "/" not in name}
 
 
 class Writer:
@@ -296,15 +329,15 @@ def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def all_finite(model: nn.Module) -> bool:
-    """Whether every weight is a number; a device is waited for once."""
-    return bool(torch.stack([parameter.isfinite().all() for parameter in model.parameters()]).all())
+    """Whether every weight that this process holds is a number; a device is waited for once."""
+    return bool(torch.stack([sharded.local(parameter).isfinite().all() for parameter in model.parameters()]).all())
 
 
 def damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint's files, in words; None where they are what the manifest says."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        if not isinstance(manifest, dict) or not {"model.safetensors", "state.json"} <= manifest.keys():
+        if not isinstance(manifest, dict) or "state.json" not in manifest or not any(map(holds_weights, manifest)):
             return f"{MANIFEST} is damaged"
         for name, wanted in manifest.items():
             if fingerprint((folder / name).read_bytes()) != wanted:
@@ -314,6 +347,10 @@ def damage(folder: Path) -> str | None:
     except OSError as error:
         return f"cannot be read ({error})"
     return None
+
+
+def holds_weights(name: str) -> bool:
+    return name == "model.safetensors" or name.startswith(sharded.MARK)
 
 
 def describe_mismatch(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:

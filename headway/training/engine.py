@@ -81,7 +81,7 @@ class Plain(Engine):
         with devices.autocast(device, self.precision):
             for stream, batch in batches:
                 with during("making batches"):
-                    pieces = batch.pieces(self.pieces(batch, device))
+                    pieces = batch.pieces(self.pieces(batch.tokens, device))
                 positions += sum(piece.inputs.numel() for piece in pieces)
                 losses[stream.name] = self.gradients(pieces, batch.learned(), stream.weight, device)
                 total += stream.weight * losses[stream.name]
@@ -109,11 +109,11 @@ class Plain(Engine):
             total += summed.detach()
         return total / learned
 
-    def pieces(self, batch: Batch, device: torch.device) -> int:
+    def pieces(self, tokens: int, device: torch.device) -> int:
         """On a CPU narrow pieces save padding; a GPU wants one large one."""
         if self.accumulate or device.type != "cpu":
             return max(1, self.accumulate)
-        return max(1, min(8, batch.tokens // 400))
+        return max(1, min(8, tokens // 400))
 
 
 class Captured(Engine):

@@ -25,11 +25,11 @@ from headway.models import CausalModel
 from headway.settings import setting
 from headway.tasks import Task
 from headway.training import device as devices
+from headway.training import distributed, schedules
 from headway.training import engine as engines
 from headway.training import optimizer as optimizers
-from headway.training import schedules
 from headway.training.accounting import Costs, Meter, peak_flops
-from headway.training.checkpoint import Checkpoints, State, Writer, all_finite
+from headway.training.checkpoint import Checkpoints, State, all_finite
 from headway.training.guard import (
     BAD_STEPS,
     IN_A_ROW,
@@ -64,6 +64,7 @@ class TrainingSettings:
     beta2: float = setting(0.95, "AdamW's memory of its square", least=0.0, below=1.0)
     clip: float = setting(1.0, "largest norm of the gradient; 0: no clipping", least=0.0)
     engine: str = setting("auto", "how a step is carried out", choices=engines.NAMES)
+    parallel: str = setting("auto", "how several processes share the model: auto is ddp", choices=distributed.NAMES)
     accumulate: int = setting(0, "pieces a step's rows are cut into, by length; 0: chosen by the device", least=0)
     shuffle: bool = setting(True, "a new random order every epoch; false: the order of the file")
     log_every: int = setting(10, "steps between two lines of metrics.jsonl", least=1)
@@ -158,41 +159,54 @@ class Trainer:
     watch: Callable[[dict[str, Any]], None] = lambda record: None  # sees every record of metrics.jsonl
     state: State = field(default_factory=State)
     profile: bool = False  # look at a window of steps
+    layout: distributed.Layout = None  # type: ignore[assignment]  # one process has it all
 
     def __post_init__(self) -> None:
+        self.layout = self.layout or distributed.Layout(self.model)
+        self.ranks = self.layout.ranks
         self.checkpoints = Checkpoints(self.directory)
-        self.writer = Writer(self.checkpoints)
+        self.writer = self.layout.writer(self.checkpoints)
         self.metrics = self.directory / "metrics.jsonl"
         self.resumed_at: int | None = None
         self.state.tokenizer = self.fingerprint
 
     def resume(self, reopen: bool = False) -> None:
         """Go back to the newest whole checkpoint; `reopen` goes on with a finished run that has steps left."""
+        newest, step = self.ranks.led(self.recover)
+        if step is None:
+            self.report.say("no checkpoint yet: beginning at step 0")
+            return
+        self.state = self.checkpoints.state(step)
+        self.checkpoints.load_model(step, self.model)
+        self.resumed_at = step
+        self.state.done = self.state.done and not (reopen and step < self.stages[-1].end)
+        self.ranks.led(lambda: self.tidy(step, newest))
+        again = f"; steps {step + 1:,} to {newest:,} are trained again" if newest > step else ""
+        self.report.say(
+            f"finished at step {step:,} already" if self.state.done else f"resuming after step {step:,}{again}"
+        )
+
+    def recover(self) -> tuple[int, int | None]:
+        """(the newest checkpoint, the newest whole one); what a killed process left is cleared away."""
         self.checkpoints.finish()
         newest = max(self.checkpoints.steps(), default=0)
         step = self.checkpoints.require_whole(self.report.say)
         self.checkpoints.require_tokenizer(step, self.fingerprint)
         self.checkpoints.clear_remains()
         if step is None:
-            self.report.say("no checkpoint yet: beginning at step 0")
             write_json_lines(self.metrics, [])
-            return
-        self.state = self.checkpoints.state(step)
-        self.checkpoints.load_model(step, self.model)
-        self.resumed_at = step
-        self.state.done = self.state.done and not (reopen and step < self.stages[-1].end)
+        return newest, step
+
+    def tidy(self, step: int, newest: int) -> None:
+        """Nothing in the directory is of later steps than `step`, where the run goes on."""
         if newest == step:  # it may have been killed before older ones were let go
             stage = next((stage for stage in self.stages if step <= stage.end), self.stages[-1])
             self.checkpoints.prune(step, stage.settings.keep)
         write_json_lines(self.metrics, [each for each in read_json_lines(self.metrics) if recorded_by(step, each)])
-        again = f"; steps {step + 1:,} to {newest:,} are trained again" if newest > step else ""
-        self.report.say(
-            f"finished at step {step:,} already" if self.state.done else f"resuming after step {step:,}{again}"
-        )
 
     def run(self) -> State:
         """Train what is left of the stages."""
-        self.checkpoints.require_room(self.model)
+        self.ranks.led(lambda: self.checkpoints.require_room(self.model))
         left = [stage for stage in self.stages if self.state.step < stage.end and not self.state.done]
         steps = [stage.end - max(stage.begin, self.state.step) for stage in left]
         profile = Profile(self.directory, self.report, steps) if self.profile else Unprofiled()
@@ -246,7 +260,7 @@ class Trainer:
                 scored = due(settings.evaluate_every, step + 1) or (last and stage.final)
                 better, enough = self.evaluate(stage) if scored else (False, False)
                 state.done = stage.final and (last or enough)
-                stop = interrupted()
+                stop = self.ranks.highest(interrupted())
                 if due(settings.checkpoint_every, step + 1) or last or better or enough or stop:
                     self.save(stage, plan)
                 self.writer.check()
@@ -295,7 +309,7 @@ class Trainer:
     def give_up(self, stage: Stage, plan: Plan, step: int, what: str) -> NoReturn:
         """Save the weights as the last good step left them, and say which rows were the next."""
         settings, state = stage.settings, self.state
-        if state.step > stage.begin and self.last_checkpoint() != state.step:
+        if state.step > stage.begin and self.ranks.led(self.last_checkpoint) != state.step:
             self.save(stage, plan)
         last = self.last_checkpoint()
         before = f"; the last checkpoint is from before it (step {last:,})" if last is not None else ""
@@ -318,7 +332,7 @@ class Trainer:
 
     def save(self, stage: Stage, plan: Plan) -> None:
         """Write a checkpoint, in the background; weights that are not numbers are never saved."""
-        if not all_finite(self.model):
+        if self.ranks.highest(not all_finite(self.model)):
             last = self.last_checkpoint()
             before = f"; the last checkpoint is from before (step {last:,})" if last is not None else ""
             raise UserError(
@@ -337,7 +351,7 @@ class Trainer:
         settings, task = stage.settings, stage.task
         device = next(self.model.parameters()).device
         precision, why = devices.choose_precision(device, settings.precision, self.model.settings.width)
-        how = f", {engines.choose(settings, device)[2]}" if device.type == "cuda" else ""
+        how = f", {self.layout.describe_engine(settings, device)}" if device.type == "cuda" else ""
         self.report.say(
             f"{stage.name}: {settings.steps:,} steps of {settings.batch_size} rows, {dtype(precision)} ({why}){how}"
         )
@@ -346,20 +360,22 @@ class Trainer:
         optimizer = optimizers.build_optimizer(self.model, settings, precision)
         if self.resumed_at is not None and stage.begin < self.state.step:
             self.checkpoints.load_optimizer(self.state.step, optimizer)
-        engine = engines.build(self.model, streams, optimizer, seed, precision, settings, self.report.say)
+        engine = self.layout.engine(streams, optimizer, seed, precision, settings, self.report.say)
         spikes = Spikes(settings.spike_warning)
         for record in read_json_lines(self.metrics):  # of before it was resumed
             if record.get("stage") == stage.name and "loss" in record:
                 spikes.see(record["loss"])
         rate = rate_of(settings, streams[0].order, task.block)
-        meter = Meter(self.state, Costs(self.model, streams), peak_flops(device, precision), device)
+        peak = peak_flops(device, precision)
+        costs = Costs(self.layout.whole_model(), streams)
+        meter = Meter(self.state, costs, peak and peak * self.ranks.size, device)
         return Plan(engine, rate, optimizer, streams, spikes, device.type == "cpu", meter)
 
     def evaluate(self, stage: Stage) -> tuple[bool, bool]:
         """Score the model and remember the best: (is this the best so far, is it time to stop early)."""
         task, state = stage.task, self.state
         with during("evaluation"):
-            result = task.evaluate(self.model)  # in float32, as whoever loads the run will see it
+            result = self.layout.evaluate(task)  # in float32, as whoever loads the run will see it
         numbers = {key: value for key, value in result.items() if isinstance(value, int | float)}
         self.record({"stage": stage.name, "step": state.step, "evaluation": numbers})
         value = numbers.get(task.metric)
@@ -377,6 +393,8 @@ class Trainer:
         return better, enough
 
     def record(self, record: dict[str, Any]) -> None:
+        if not self.ranks.leads:
+            return
         with open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         self.watch(record)

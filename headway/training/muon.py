@@ -61,6 +61,34 @@ class BatchedMuon(torch.optim.Optimizer):
             torch._foreach_copy_(list(matrices), list(values.unbind()))
 
 
+class ShardedMuon(torch.optim.Optimizer):
+    """Muon on matrices of which every process holds some rows (DTensors).
+
+    Momentum is kept in parts. The orthogonal part is one of the whole matrix: each is put together in every process,
+    computed there, and cut again, so that all processes do the same work on it.
+    """
+
+    def __init__(self, matrices: Iterable[Tensor], lr: float, weight_decay: float, momentum: float = 0.95) -> None:
+        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        from torch.distributed.tensor import DTensor, Replicate
+
+        group = self.param_groups[0]
+        rate, momentum = group["lr"], group["momentum"]
+        for matrix in group["params"]:
+            state = self.state[matrix]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(matrix)
+            buffer = state["momentum_buffer"].lerp_(matrix.grad, 1.0 - momentum)
+            update = orthogonal(matrix.grad.lerp(buffer, momentum).full_tensor()[None])[0]
+            everywhere = DTensor.from_local(update, matrix.device_mesh, [Replicate()], run_check=False)
+            scale = rate * max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5
+            matrix.mul_(1.0 - rate * group["weight_decay"])
+            matrix.sub_(everywhere.redistribute(placements=matrix.placements), alpha=scale)
+
+
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
     """The nearest semi-orthogonal matrix to each of (N, m, n), roughly: singular values end near 1, not at it."""
     a, b, c = COEFFICIENTS

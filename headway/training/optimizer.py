@@ -5,7 +5,8 @@ Weight decay pulls on the matrices of linear layers only; embeddings, norms, bia
 With Muon, the matrices inside the blocks are stepped by their orthogonalised momentum (Jordan et al. 2024;
 `torch.optim.Muon`, on a GPU `BatchedMuon`) and AdamW takes the rest.
 
-On a GPU the learning rates are tensors there, so that a captured step can be given another rate.
+On a GPU the learning rates are tensors there, so that a captured step can be given another rate. Where each process
+holds a part of every weight, it holds that part of the optimizer's state too, and Muon is `ShardedMuon`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 
 from headway.models import CausalModel
 from headway.training.loss_scale import LossScale
-from headway.training.muon import BatchedMuon
+from headway.training.muon import BatchedMuon, ShardedMuon
+from headway.training.sharded import is_sharded
 
 NAMES = ("adamw", "muon")
 DECAYS = ("matrices", "all-but-biases")
@@ -65,11 +67,11 @@ class Optimizer:
     def step_unless_infinite(self, norm: Tensor) -> None:
         """Update the weights, unless the norm of the gradient says that it is no number: then nothing changes.
 
-        On a GPU the decision is taken there, without waiting for it.
+        Where the rates are tensors on a GPU, the decision is taken there, without waiting for it.
         """
         if self.scale is not None:
             self.scale.update(norm)
-        if norm.device.type == "cuda":
+        if isinstance(self.parts[-1].param_groups[0]["lr"], Tensor):
             for part in self.parts:
                 part.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
         elif not norm.isfinite():
@@ -108,6 +110,13 @@ class Optimizer:
         }
         scale = self.scale.tensors() if self.scale is not None else {}
         return tensors | {f"{SCALE}/{key}": value for key, value in scale.items()}
+
+    def room_for(self, label: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Zeros for one tensor of `state`, held by this process as it holds the parameter."""
+        parameter = next(each for each, name in self.names.items() if name == label.rsplit("/", 1)[0])
+        if shape == parameter.shape:
+            return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+        return torch.zeros(shape, dtype=dtype)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         owners = {
@@ -159,13 +168,14 @@ def build_optimizer(model: CausalModel, settings: Any, precision: torch.dtype = 
     ]
     betas = (settings.beta1, settings.beta2)
     device = next(iter(names)).device
+    capturable = device.type == "cuda" and not is_sharded(names)
     parts.append(
         torch.optim.AdamW(
             groups,
-            lr=rate_on(device, settings.learning_rate),
+            lr=torch.tensor(settings.learning_rate, device=device) if capturable else settings.learning_rate,
             betas=betas,
             fused=device.type in ("cuda", "cpu"),
-            capturable=device.type == "cuda",
+            capturable=capturable,
         )
     )
     return Optimizer(parts, names, LossScale(device) if precision == torch.float16 else None)
@@ -173,10 +183,8 @@ def build_optimizer(model: CausalModel, settings: Any, precision: torch.dtype = 
 
 def muon(matrices: list[Tensor], rate: float, decay: float) -> torch.optim.Optimizer:
     device = matrices[0].device
+    if is_sharded(matrices):
+        return ShardedMuon(matrices, rate, decay)
     if device.type == "cuda":
-        return BatchedMuon(matrices, rate_on(device, rate), decay)
+        return BatchedMuon(matrices, torch.tensor(rate, device=device), decay)
     return torch.optim.Muon(matrices, lr=rate, weight_decay=decay, momentum=0.95)
-
-
-def rate_on(device: torch.device, rate: float) -> float | Tensor:
-    return torch.tensor(rate, device=device) if device.type == "cuda" else rate

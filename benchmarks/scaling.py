@@ -1,0 +1,237 @@
+"""Memory and time of training steps of several sizes, against what `headway.training.scaling` predicts.
+
+Every size is trained for a few steps, operation by operation as processes of a larger run do, with two batch sizes. The
+constants of the machine are fitted to all of them, and each is then predicted by the constants fitted to the others, so
+that the error is that of a size which was not measured. On a GPU the memory is the allocator's peak; on a CPU it is
+weights, gradient and state, and what the forward pass keeps. A size that does not fit is named and left out.
+
+    python benchmarks/scaling.py [--sizes 3M,25M,124M] [--steps 5] [--write NAME]
+
+With --write, the constants go to headway/training/machines.json under that name, for `headway scale --machine NAME`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.models import CausalModel, GPTSettings, parameter_count
+from headway.tasks import Batch, Task
+from headway.training import device as devices
+from headway.training import scaling
+from headway.training.engine import Plain
+from headway.training.guard import is_out_of_memory
+from headway.training.loop import TrainingSettings
+from headway.training.optimizer import build_optimizer
+from headway.training.order import Shuffled
+from headway.training.streams import Stream, token_losses
+
+# name: width, layers, heads, length, vocabulary, rows of the two batches
+SIZES = {
+    "0.1M": (64, 2, 2, 64, 256, (8, 32)),
+    "0.8M": (128, 4, 4, 64, 256, (8, 32)),
+    "3M": (256, 4, 8, 128, 256, (16, 64)),
+    "25M": (512, 8, 8, 128, 256, (32, 128)),
+    "124M": (768, 12, 12, 512, 50_304, (8, 24)),
+    "350M": (1024, 24, 16, 512, 50_304, (8, 24)),
+    "1B": (2048, 18, 16, 512, 50_304, (4, 16)),
+}
+SMALL, LARGE = ("0.1M", "0.8M", "3M"), ("3M", "25M", "124M", "350M", "1B")
+
+
+@dataclass
+class Measured:
+    name: str
+    model: CausalModel  # without weights
+    work: scaling.Work
+    memory: float  # bytes
+    seconds: float  # a step
+
+
+class RandomRows(Task):
+    """Rows of random tokens."""
+
+    def __init__(self, block: int, vocabulary: int) -> None:
+        self.block, self.vocabulary, self.examples = block, vocabulary, 1 << 20
+
+    def load(self) -> None:
+        pass
+
+    def noise(self, count: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(1, self.vocabulary, (self.block + 1, count), generator=generator)
+
+    def make(self, rows: Tensor, noise: Tensor) -> Batch:
+        return Batch.next_token(noise.T, torch.full((len(rows),), self.block + 1))
+
+    def evaluate(self, *arguments: object, **options: object) -> dict[str, object]:
+        return {}
+
+
+def measure(name: str, rows: int, device: torch.device, precision: torch.dtype, steps: int) -> Measured:
+    """Train a size for a few steps."""
+    width, layers, heads, length, vocabulary, _ = SIZES[name]
+    settings = GPTSettings(width=width, layers=layers, heads=heads, block=length, dropout=0.0)
+    torch.manual_seed(0)
+    model = settings.build(vocabulary).to(device)
+    stream = Stream("rows", RandomRows(length, vocabulary), rows, Shuffled(1 << 20, rows, 0), 0)
+    engine = Plain(model, [stream], build_optimizer(model, TrainingSettings()), 0, precision, 1.0, accumulate=1)
+    engine.step(0, 1.0)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    times = []
+    for step in range(1, steps + 1):
+        begin = time.perf_counter()
+        done = engine.step(step, 1.0)
+        float(done.loss)  # waits for the device
+        times.append(time.perf_counter() - begin)
+    if device.type == "cuda":
+        peak = float(torch.cuda.max_memory_allocated())
+    else:
+        peak = 16.0 * parameter_count(model) + kept(model, stream.batch(0), precision)
+    work = scaling.Work(rows, length)
+    return Measured(name, scaling.blank(settings, vocabulary), work, peak, median(times))
+
+
+def kept(model: CausalModel, batch: Batch, precision: torch.dtype) -> int:
+    """Bytes that a forward pass keeps for the backward pass, weights left out."""
+    storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    seen: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in storages:
+            seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    device = next(model.parameters()).device
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), devices.autocast(device, precision):
+        loss = token_losses(model, batch.inputs, batch.targets).sum()
+    del loss
+    return sum(seen.values())
+
+
+def fit(found: list[Measured], start: scaling.Machine) -> scaling.Machine:
+    """The constants that come nearest to what was measured, by relative squares; none is negative."""
+    fixed = replace(start, activation=0.0, logits=0.0)
+    sizes = [(each, scaling.layers(each.model), scaling.width(each.model)) for each in found]
+    beside = [
+        [
+            each.work.rows * each.work.length * layers * width,
+            each.work.rows * each.work.length * scaling.vocabulary(each.model),
+        ]
+        for each, layers, width in sizes
+    ]
+    left = [each.memory - scaling.memory(each.model, each.work, fixed, 1, False).total for each in found]
+    activation, logits = solve(beside, left)
+    costs = [
+        [
+            scaling.operations(each.model, each.work.rows * each.work.length, each.work.length),
+            layers,
+            parameter_count(each.model),
+        ]
+        for each, layers, _ in sizes
+    ]
+    operation, layer, update = solve(costs, [each.seconds for each in found])
+    return replace(
+        start,
+        activation=activation,
+        logits=logits,
+        rate=1 / operation if operation else float("inf"),
+        layer=layer,
+        update=update,
+    )
+
+
+def solve(rows: list[list[float]], values: list[float]) -> list[float]:
+    """The x ≥ 0 with rows · x nearest to `values`, each row counted by its relative error."""
+    scale = np.maximum(np.abs(np.array(values)), 1e-30)
+    matrix, wanted = np.array(rows) / scale[:, None], np.array(values) / scale
+    best, least = [0.0] * matrix.shape[1], np.inf
+    for count in range(1, matrix.shape[1] + 1):
+        for chosen in combinations(range(matrix.shape[1]), count):
+            part, *_ = np.linalg.lstsq(matrix[:, chosen], wanted, rcond=None)
+            error = float(((matrix[:, chosen] @ part - wanted) ** 2).sum())
+            if (part >= 0).all() and error < least:
+                least, best = error, [0.0] * matrix.shape[1]
+                for column, number in zip(chosen, part, strict=True):
+                    best[column] = float(number)
+    return best
+
+
+def attempts(names: list[str], device: torch.device, precision: torch.dtype, steps: int) -> Iterator[Measured]:
+    for name in names:
+        for rows in SIZES[name][-1]:
+            try:
+                yield measure(name, rows, device, precision, steps)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                print(f"{name} with {rows} rows does not fit: {str(error).splitlines()[0]}")
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", help=f"of {', '.join(SIZES)}; without it, what the device is fit for")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--write", metavar="NAME", help="put the constants into machines.json")
+    options = parser.parse_args()
+    device, _ = devices.choose_device("auto")
+    names = options.sizes.split(",") if options.sizes else list(LARGE if device.type == "cuda" else SMALL)
+    if unknown := [name for name in names if name not in SIZES]:
+        parser.error(f"--sizes {','.join(unknown)}: must be of {', '.join(SIZES)}")
+    precision, _ = devices.choose_precision(device, width=min(SIZES[name][0] for name in names))
+    where = f"{devices.describe(device)}, {devices.describe_machine()}"
+    print(f"{where}, {str(precision).removeprefix('torch.')}")
+    found = list(attempts(names, device, precision, options.steps))
+    start = scaling.Machine(
+        memory=total_memory(device),
+        rate=1.0,
+        layer=0.0,
+        update=0.0,
+        activation=0.0,
+        logits=0.0,
+        bytes=precision.itemsize,
+        measured=f"python benchmarks/scaling.py --sizes {','.join(names)} --steps {options.steps}, seed 0, {where}",
+    )
+    machine = fit(found, start)
+    print("\n  size  rows  memory, MB  predicted   error   step, ms  predicted   error")
+    for each in found:
+        others = [other for other in found if other.name != each.name]
+        known = fit(others, start) if len({other.name for other in others}) > 1 else machine
+        memory = scaling.memory(each.model, each.work, known, 1, False).total
+        seconds = scaling.duration(each.model, each.work, known, scaling.Network(), 1, False).compute
+        print(
+            f"{each.name:>6} {each.work.rows:>5} {each.memory / 1e6:>11,.1f} {memory / 1e6:>10,.1f} "
+            f"{memory / each.memory - 1:>+7.1%} {1e3 * each.seconds:>10,.2f} {1e3 * seconds:>10,.2f} "
+            f"{seconds / each.seconds - 1:>+7.1%}"
+        )
+    print(json.dumps(asdict(machine), indent=1))
+    if options.write:
+        known_machines = json.loads(scaling.MACHINES.read_text()) if scaling.MACHINES.exists() else {}
+        known_machines[options.write] = asdict(machine)
+        scaling.MACHINES.write_text(json.dumps(known_machines, indent=1, sort_keys=True) + "\n")
+        print(f"written to {scaling.MACHINES}")
+
+
+def total_memory(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) if hasattr(os, "sysconf") else 8e9
+
+
+if __name__ == "__main__":
+    main()

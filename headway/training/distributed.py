@@ -1,0 +1,311 @@
+"""Training on many devices: the step of one process, shared among several.
+
+    every process draws the same rows and makes its own run of them
+    loss      Σ_streams weight · (sum over its own tokens ÷ the learned tokens of all processes)
+    gradient  the sum over all processes, exchanged once a step, whatever the number of pieces
+
+So a step of N processes is the step of one with the same rows, but for the order of additions and for what dropout
+drops. How the model lies on the processes is a `Layout`:
+
+    Layout       one process has it all
+    Replicated   each has all of it, and gradients are summed (DistributedDataParallel)
+    Sharded      each has 1/N of every weight, gradient and optimizer state; a block's weights are put together when
+                 its turn comes (FSDP2, `fully_shard`; Zhao et al. 2023, after ZeRO, Rajbhandari et al. 2020)
+
+Shapes: B rows, T tokens, N processes.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from headway.errors import SettingsError, UserError
+from headway.files import write_synced
+from headway.models import CausalModel
+from headway.ranks import ALONE, Ranks
+from headway.tasks.base import IGNORE, Batch, Task
+from headway.training import device as devices
+from headway.training import engine as engines
+from headway.training import sharded
+from headway.training.checkpoint import Checkpoints, State, Writer, fingerprint, tensors_of
+from headway.training.engine import Engine, Outcome, Plain, clip_gradients
+from headway.training.optimizer import Optimizer
+from headway.training.order import mix
+from headway.training.parts import during
+from headway.training.streams import Stream, token_losses
+
+NAMES = ("auto", "ddp", "fsdp")
+
+
+class Layout:
+    """The whole model in one process."""
+
+    def __init__(self, model: CausalModel, ranks: Ranks = ALONE) -> None:
+        self.model, self.ranks = model, ranks
+
+    def engine(
+        self,
+        streams: Sequence[Stream],
+        optimizer: Optimizer,
+        seed: int,
+        precision: torch.dtype,
+        settings: Any,
+        say: Callable[[str], None],
+    ) -> Engine:
+        """What carries out the steps of a stage."""
+        return engines.build(self.model, streams, optimizer, seed, precision, settings, say)
+
+    def describe_engine(self, settings: Any, device: torch.device) -> str:
+        return engines.choose(settings, device)[2]
+
+    def whole_model(self) -> CausalModel:
+        """A model of the same shape that this process can run by itself."""
+        return self.model
+
+    def evaluate(self, task: Task) -> dict[str, Any]:
+        """The model's scores; every process gets all of them."""
+        return task.evaluate(self.model)
+
+    def writer(self, checkpoints: Checkpoints) -> Writer:
+        return Writer(checkpoints)
+
+
+class Several(Layout):
+    """The model on several processes."""
+
+    forward: nn.Module  # what a batch goes through
+
+    def engine(
+        self,
+        streams: Sequence[Stream],
+        optimizer: Optimizer,
+        seed: int,
+        precision: torch.dtype,
+        settings: Any,
+        say: Callable[[str], None],
+    ) -> Engine:
+        plain = Plain(self.model, streams, optimizer, seed, precision, settings.clip, settings.accumulate)
+        return Together(plain, self)
+
+    def describe_engine(self, settings: Any, device: torch.device) -> str:
+        return "operation by operation, as one process cannot capture what it exchanges with others"
+
+    def exchanging(self, now: bool) -> AbstractContextManager[None]:
+        """Within it, gradients are exchanged if it is time, else only added up."""
+        raise NotImplementedError
+
+
+class Replicated(Several):
+    """Every process has the whole model, and the same one."""
+
+    def __init__(self, model: CausalModel, ranks: Ranks) -> None:
+        super().__init__(model, ranks)
+        device = next(model.parameters()).device
+        self.forward = nn.parallel.DistributedDataParallel(
+            model,
+            device_ids=[device] if device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+        )
+        self.forward.register_comm_hook(None, lambda state, bucket: summed(bucket))
+
+    def exchanging(self, now: bool) -> AbstractContextManager[None]:
+        return nullcontext() if now else self.forward.no_sync()  # type: ignore[operator]
+
+    def evaluate(self, task: Task) -> dict[str, Any]:
+        return task.evaluate(self.model, among=self.ranks)
+
+    def writer(self, checkpoints: Checkpoints) -> Writer:
+        return Writer(checkpoints) if self.ranks.leads else Bystander(checkpoints)
+
+
+class Sharded(Several):
+    """Every process has its rows of every weight."""
+
+    def __init__(self, model: CausalModel, ranks: Ranks, device: torch.device, precision: torch.dtype) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        self.device = device
+        self.blank = copy.deepcopy(model)  # for evaluations
+        mesh = init_device_mesh(device.type, (ranks.size,))
+        low = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
+        policy = low if precision != torch.float32 else MixedPrecisionPolicy()
+        for module in (*model.blocks, model):  # type: ignore[misc]
+            part = fully_shard(module, mesh=mesh, mp_policy=policy)  # moves it to the device
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+        super().__init__(model, ranks)
+        self.forward = model
+
+    @contextmanager
+    def exchanging(self, now: bool) -> Iterator[None]:
+        self.model.set_requires_gradient_sync(now)  # type: ignore[operator]
+        self.model.set_is_last_backward(now)  # type: ignore[operator]
+        yield
+
+    def whole_model(self) -> CausalModel:
+        return self.blank
+
+    def evaluate(self, task: Task) -> dict[str, Any]:
+        """On a whole copy in every process: what generates makes as many passes as it needs, and waits for nobody."""
+        whole = self.whole()
+        scores = task.evaluate(whole, among=self.ranks)
+        whole.cpu()
+        return scores
+
+    @torch.no_grad()
+    def whole(self) -> CausalModel:
+        """The weights, put together in every process."""
+        targets = tensors_of(self.blank.to(self.device))
+        for name, tensor in tensors_of(self.model).items():
+            targets[name].copy_(full(tensor))
+        return self.blank
+
+    def writer(self, checkpoints: Checkpoints) -> Writer:
+        return PartsWriter(checkpoints, self.ranks)
+
+
+@dataclass
+class Together(Engine):
+    """A step that several processes take together, each with its own rows."""
+
+    plain: Plain  # what a process needs for a step by itself
+    layout: Several
+
+    def step(self, step: int, rate: float) -> Outcome:
+        plain, ranks = self.plain, self.layout.ranks
+        device = next(plain.model.parameters()).device
+        streams = [stream for stream in plain.streams if stream.takes_part(step)]
+        with during("making batches"):
+            batches, tokens = zip(*(self.own(stream, step) for stream in streams), strict=True)
+        counted = [[count, batch.learned()] for count, batch in zip(tokens, batches, strict=True)]
+        counts = ranks.total(torch.tensor(counted))  # (streams, 2): of all processes
+        pieces = [
+            (number, piece, max(1, learned))
+            for number, (stream, batch) in enumerate(zip(streams, batches, strict=True))
+            for tokens, learned in (counts[number].tolist(),)
+            for piece in batch.pieces(self.pieces(stream, step, tokens, device))
+        ]
+        torch.manual_seed(mix(plain.seed, "dropout", step, *([] if ranks.leads else [ranks.rank])))
+        plain.optimizer.set_rate(rate)
+        means = torch.zeros(len(streams), device=device)
+        with devices.autocast(device, plain.precision):
+            for last, (number, piece, learned) in zip(ending(len(pieces)), pieces, strict=True):
+                with self.layout.exchanging(last):
+                    means[number] += self.gradients(piece.to(device), streams[number].weight, learned)
+        with during("clipping"):
+            norm = full(clip_gradients(plain.model, plain.clip))
+        with during("optimizer"):
+            plain.optimizer.step_unless_infinite(norm)
+            plain.optimizer.zero_grad()
+        ranks.total(means)
+        positions = ranks.total(torch.tensor(sum(piece.inputs.numel() for _, piece, _ in pieces)))
+        losses = {stream.name: mean for stream, mean in zip(streams, means.unbind(), strict=True)}
+        total = sum((stream.weight * losses[stream.name] for stream in streams), torch.zeros((), device=device))
+        return Outcome(int(counts[:, 0].sum()), int(positions), total, norm, losses)
+
+    def gradients(self, piece: Batch, weight: float, learned: int) -> Tensor:
+        """Add the gradients of the piece's share of a stream's weighted mean loss; returns its share of the mean."""
+        with during("forward"):
+            mean = token_losses(self.layout.forward, piece.inputs, piece.targets).sum() / learned  # type: ignore[arg-type]
+        with during("backward"):
+            (mean * weight).backward()
+        return mean.detach()
+
+    def own(self, stream: Stream, step: int) -> tuple[Batch, int]:
+        """(this process's rows of a stream, their tokens). Where there are fewer rows than processes, it may have none:
+        then it takes part with a token that teaches nothing."""
+        rows, noise = stream.draw(step)
+        part = self.layout.ranks.part(len(rows))
+        if part.start < part.stop:
+            batch = stream.task.make(rows[part], noise[..., part])
+            return batch, batch.tokens
+        nothing = torch.zeros(1, 1, dtype=torch.long)
+        return Batch(nothing, torch.full_like(nothing, IGNORE), torch.ones(1, dtype=torch.long)), 0
+
+    def pieces(self, stream: Stream, step: int, tokens: int, device: torch.device) -> int:
+        """Into how many pieces the rows are cut: as many in every process, and none without a row."""
+        ranks = self.layout.ranks
+        fewest = max(1, len(stream.order.rows(step - stream.begin)) // ranks.size)
+        return min(fewest, self.plain.pieces(tokens // ranks.size, device))
+
+
+class Bystander(Writer):
+    """The writer of a process whose weights another one saves."""
+
+    def save(self, model: nn.Module, optimizer: Optimizer | None, state: State, keep: int) -> None:
+        pass
+
+
+class PartsWriter(Writer):
+    """Every process writes what it holds; the first one seals the checkpoint. Training waits for it."""
+
+    def __init__(self, checkpoints: Checkpoints, ranks: Ranks) -> None:
+        super().__init__(checkpoints)
+        self.ranks = ranks
+
+    def save(self, model: nn.Module, optimizer: Optimizer | None, state: State, keep: int) -> None:
+        ranks, checkpoints = self.ranks, self.checkpoints
+        folder = ranks.led(lambda: checkpoints.begin(state.step))
+        sharded.write(folder, tensors_of(model) | (optimizer.state() if optimizer is not None else {}))
+        mine = folder.glob(f"{sharded.MARK}{ranks.rank + 1:05d}-*")
+        manifest = dict(ranks.gather([(path.name, fingerprint(path.read_bytes())) for path in mine]))
+
+        def publish() -> None:
+            data = json.dumps(asdict(state), indent=1).encode()
+            write_synced(folder / "state.json", data)
+            checkpoints.seal(folder, manifest | {"state.json": fingerprint(data)})
+            checkpoints.publish(folder, state.step, keep)
+
+        ranks.led(publish)
+
+
+def arrange(
+    model: CausalModel, ranks: Ranks, device: torch.device, stages: Sequence[Any], parallel: str
+) -> tuple[Layout, str]:
+    """(how the model lies on the processes; the same in words, to be added to a line). `stages` are their settings."""
+    if ranks.size == 1:
+        return Layout(model.to(device)), f"; one process needs no {parallel}" if parallel != "auto" else ""
+    if device.type == "cuda" and ranks.local >= torch.cuda.device_count():
+        raise UserError(
+            f"process {ranks.local} of this machine has no GPU: there are {torch.cuda.device_count()}; "
+            f"start as many with torchrun --nproc-per-node, or train on the CPU with training.device=cpu"
+        )
+    if device.type == "mps":
+        raise UserError("several processes cannot share this machine's GPU; set training.device=cpu, or start one")
+    width = model.settings.width
+    precisions = {devices.choose_precision(device, stage.precision, width)[0] for stage in stages}
+    if torch.float16 in precisions:
+        raise SettingsError(["training.precision = float16 is for one process; take bfloat16 or auto with several"])
+    if parallel != "fsdp":
+        why = "as asked" if parallel == "ddp" else "the default; training.parallel = fsdp shards it"
+        return Replicated(model.to(device), ranks), f"; {ranks.size} processes, each with the whole model (ddp, {why})"
+    if len(precisions) > 1:
+        raise SettingsError(["pretraining.training.precision: with fsdp, the whole run has one training.precision"])
+    layout = Sharded(model, ranks, device, precisions.pop())
+    return layout, f"; {ranks.size} processes, each with 1/{ranks.size} of the model (fsdp, as asked)"
+
+
+def ending(count: int) -> Iterator[bool]:
+    """False for each of `count` things but the last."""
+    return (number == count for number in range(1, count + 1))
+
+
+def summed(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Exchange a bucket of gradients: their sum, where DDP by itself takes the mean."""
+    done = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return done.then(lambda future: future.value()[0])
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that the processes hold in parts."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

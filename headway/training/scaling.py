@@ -1,0 +1,199 @@
+"""What a run needs on N devices: memory a device, time a step. A model with few constants, each measured or assumed.
+
+    memory   weights 4P, gradient 4P, AdamW 8P (Muon: 4 a matrix's entry)            bytes; sharded: each process's rows
+             + working copies      ddp: 2P in bfloat16;   fsdp: the root and two blocks put together, one's gradient,
+                                   and with several pieces the whole gradient, 4P, which is exchanged after the last
+             + tokens · (activation · layers · width + logits · vocabulary)          tokens of one piece
+    compute  tokens · (6 P' + 6 · layers · width · T) / rate + layer · layers · pieces + update · P
+    network  ddp:  2 · 4P · (N − 1)/N                      an all-reduce of float32 gradients
+             fsdp: (2b + 4) · P · (N − 1)/N                two all-gathers of weights of b bytes, one reduce-scatter
+    step     overlapped: the larger of both;  not overlapped: their sum
+
+P parameters, P' those that multiply (without the embedding table), T the length of a row, N processes. The constants of
+a machine (`Machine`) are fitted by `benchmarks/scaling.py` to steps that it measures, and stand in `machines.json` with
+where they are from. What one device cannot measure (`Network`) is assumed, and can be given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from headway.errors import UserError, nearest
+from headway.models import CausalModel
+
+MACHINES = Path(__file__).with_name("machines.json")
+FLOAT = 4  # bytes of a weight
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One device, as measured."""
+
+    memory: float  # bytes it has
+    rate: float  # floating-point operations a second in large products
+    layer: float  # seconds that a layer costs in each piece, beside the arithmetic
+    update: float  # seconds that the optimizer takes for a parameter
+    activation: float  # bytes that a token keeps for the backward pass in a layer, a unit of width
+    logits: float  # bytes that a token keeps for an entry of the vocabulary
+    bytes: int  # of a number in the matrix products: 2 for bfloat16, 4 for float32
+    measured: str = ""  # by which command, where
+
+
+@dataclass(frozen=True)
+class Network:
+    """How fast devices talk, in bytes a second each way. These are assumptions, not measurements."""
+
+    within: float = 450e9  # inside a machine
+    between: float = 50e9  # from machine to machine
+    devices: int = 8  # of a machine
+
+    def speed(self, size: int) -> float:
+        return self.within if size <= self.devices else self.between
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step has to do, whatever the number of devices."""
+
+    rows: int
+    length: int  # tokens a row
+    pieces: int = 1
+    optimizer: str = "adamw"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the device that holds most."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    working: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        return sum(asdict(self).values())
+
+
+@dataclass(frozen=True)
+class Duration:
+    """Seconds of a step."""
+
+    compute: float
+    network: float
+
+    @property
+    def overlapped(self) -> float:
+        return max(self.compute, self.network)
+
+    @property
+    def apart(self) -> float:
+        return self.compute + self.network
+
+
+def blank(settings: Any, vocabulary: int) -> CausalModel:
+    """The model without memory for its weights."""
+    with torch.device("meta"):
+        return settings.build(vocabulary)
+
+
+def held(parameters: Iterable[nn.Parameter], size: int) -> int:
+    """Numbers that the first of `size` processes holds: its rows of each parameter, rounded up."""
+    return sum(-(-len(each) // size) * (each.numel() // len(each)) for each in parameters)
+
+
+def memory(model: CausalModel, work: Work, machine: Machine, size: int, sharded: bool) -> Memory:
+    """What one of `size` devices needs."""
+    parameters = list(model.parameters())
+    matrices = {id(each) for each in model.hidden_matrices()} if work.optimizer == "muon" else set()
+    by_muon = [each for each in parameters if id(each) in matrices]
+    by_adamw = [each for each in parameters if id(each) not in matrices]
+    share = size if sharded else 1
+    weights = FLOAT * held(parameters, share)
+    state = FLOAT * (held(by_muon, share) + 2 * held(by_adamw, share) + len(by_adamw))  # AdamW also counts its steps
+    low = machine.bytes if machine.bytes < FLOAT else 0  # float32 needs no copies
+    working: float = low * held(parameters, 1)
+    if sharded:
+        block, root = block_and_root(model)
+        gradient = held(parameters, 1) if work.pieces > 1 else max(root, block)
+        working = machine.bytes * (root + 2 * block) + FLOAT * gradient
+    rows = -(-work.rows // size)
+    tokens = -(-rows // work.pieces) * work.length
+    activations = tokens * (machine.activation * layers(model) * width(model) + machine.logits * vocabulary(model))
+    return Memory(weights, weights, state, working, activations)
+
+
+def duration(model: CausalModel, work: Work, machine: Machine, network: Network, size: int, sharded: bool) -> Duration:
+    """How long one of `size` devices takes for a step."""
+    count = held(model.parameters(), 1)
+    tokens = -(-work.rows // size) * work.length
+    compute = (
+        operations(model, tokens, work.length) / machine.rate
+        + machine.layer * layers(model) * work.pieces
+        + machine.update * (held(model.parameters(), size) if sharded else count)
+    )
+    moved = (2 * machine.bytes + FLOAT if sharded else 2 * FLOAT) * count * (size - 1) / size
+    return Duration(compute, moved / network.speed(size))
+
+
+def operations(model: CausalModel, tokens: int, length: int) -> float:
+    """Floating-point operations of a step, forward and backward; attention looks at half of the row on average."""
+    table = vocabulary(model) * width(model) if model.head.weight is not model.embedding.weight else 0  # type: ignore[union-attr]
+    multiplied = held(model.parameters(), 1) - table
+    return tokens * (6.0 * multiplied + 6.0 * layers(model) * width(model) * length)
+
+
+def block_and_root(model: CausalModel) -> tuple[int, int]:
+    """(numbers in a block, numbers outside the blocks)."""
+    blocks = [held(block.parameters(), 1) for block in model.blocks]  # type: ignore[union-attr]
+    return max(blocks, default=0), held(model.parameters(), 1) - sum(blocks)
+
+
+def layers(model: CausalModel) -> int:
+    return int(model.settings.layers)
+
+
+def width(model: CausalModel) -> int:
+    return int(model.settings.width)
+
+
+def vocabulary(model: CausalModel) -> int:
+    return len(model.head.weight)  # type: ignore[arg-type]
+
+
+def machines() -> dict[str, Machine]:
+    """The machines that were measured, by name."""
+    return {name: Machine(**constants) for name, constants in json.loads(MACHINES.read_text("utf-8")).items()}
+
+
+def find_machine(name: str) -> Machine:
+    known = machines()
+    if name not in known:
+        way = "measure it with benchmarks/scaling.py"
+        raise UserError(f"--machine {name}: not measured yet{nearest(name, known)}; {way}")
+    return known[name]
+
+
+def table(model: CausalModel, work: Work, machine: Machine, network: Network, sizes: Iterable[int]) -> Iterator[str]:
+    """Lines of a Markdown table: memory in GB and milliseconds, for ddp and fsdp on each number of devices."""
+    head = ("devices", "parallel", "weights", "gradient", "optimizer", "working", "activations", "all, GB", "fits")
+    times = ("compute, ms", "network, ms", "step, ms", "not overlapped", "tokens/s")
+    yield "| " + " | ".join(head + times) + " |"
+    yield "|" + " ---: |" * len(head + times)
+    for size in sizes:
+        for parallel in ("ddp", "fsdp") if size > 1 else ("one",):
+            need = memory(model, work, machine, size, parallel == "fsdp")
+            time = duration(model, work, machine, network, size, parallel == "fsdp")
+            parts = [f"{each / 1e9:.2f}" for each in (*asdict(need).values(), need.total)]
+            shown = [f"{1e3 * each:.1f}" for each in (time.compute, time.network, time.overlapped, time.apart)]
+            speed = f"{work.rows * work.length / time.overlapped:,.0f}"
+            fits = "yes" if need.total < machine.memory else "no"
+            yield "| " + " | ".join([f"{size:,}", parallel, *parts, fits, *shown, speed]) + " |"

@@ -33,7 +33,7 @@ from headway.run import build_tokenizer
 from headway.tasks import Batch, Task
 from headway.tasks.base import IGNORE
 from headway.training import device as devices
-from headway.training import engine as engines
+from headway.training import engines
 from headway.training.loop import TrainingSettings
 from headway.training.optimizer import build_optimizer
 from headway.training.order import Shuffled

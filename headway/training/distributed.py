@@ -34,8 +34,7 @@ from headway.models import CausalModel
 from headway.ranks import ALONE, Ranks
 from headway.tasks.base import IGNORE, Batch, Task
 from headway.training import device as devices
-from headway.training import engine as engines
-from headway.training import sharded
+from headway.training import engines, sharded
 from headway.training.checkpoint import Checkpoints, State, Writer, fingerprint, tensors_of
 from headway.training.engine import Engine, Outcome, Plain, clip_gradients
 from headway.training.optimizer import Optimizer

@@ -25,11 +25,11 @@ from headway.models import CausalModel
 from headway.settings import setting
 from headway.tasks import Task
 from headway.training import device as devices
-from headway.training import distributed, schedules
-from headway.training import engine as engines
+from headway.training import distributed, engines, schedules
 from headway.training import optimizer as optimizers
 from headway.training.accounting import Costs, Meter, peak_flops
 from headway.training.checkpoint import Checkpoints, State, all_finite
+from headway.training.engine import Engine, Outcome
 from headway.training.guard import (
     BAD_STEPS,
     IN_A_ROW,
@@ -138,7 +138,7 @@ class Stage:
 class Plan:
     """What a stage needs at every step: what carries it out, how fast to learn, what to save with the weights."""
 
-    engine: engines.Engine
+    engine: Engine
     rate: Callable[[int], float]  # of a step, as a share of the peak
     optimizer: optimizers.Optimizer
     streams: Sequence[Stream]
@@ -272,7 +272,7 @@ class Trainer:
                 meter.skip()
         self.report.say(f"{stage.name}: {meter.summary()}")
 
-    def step(self, stage: Stage, plan: Plan, step: int, share: float) -> engines.Outcome:
+    def step(self, stage: Stage, plan: Plan, step: int, share: float) -> Outcome:
         """One step of the stage; where there is no memory for it, the settings to change are named."""
         try:
             with devices.repeatable(plan.meter.device, stage.settings.deterministic):
@@ -289,7 +289,7 @@ class Trainer:
             + (f"the last checkpoint is of step {last:,}" if last is not None else "there is no checkpoint yet")
         )
 
-    def look(self, stage: Stage, plan: Plan, step: int, done: engines.Outcome) -> bool:
+    def look(self, stage: Stage, plan: Plan, step: int, done: Outcome) -> bool:
         """Whether the step's loss and gradient are numbers. A step without them changed no weight: it ends the run, or
         is counted and passed over."""
         state = self.state

@@ -13,7 +13,7 @@ from headway.configuration import load_settings
 from headway.console import Reporter
 from headway.nn import ATTENTIONS
 from headway.nn.dropout import dropout
-from headway.training.engine import Captured
+from headway.training.captured import Captured
 from tests.training.test_resume import final_weights, same
 from tests.training.test_streams import STREAMS
 

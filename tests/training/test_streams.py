@@ -11,7 +11,8 @@ import headway
 from headway.configuration import load_settings
 from headway.errors import SettingsError
 from headway.tasks.base import next_token_loss
-from headway.training.engine import Buffer, Captured, InLowPrecision, Plain
+from headway.training.captured import Buffer, Captured, InLowPrecision
+from headway.training.engine import Plain
 from headway.training.loop import TrainingSettings, steps_at
 from headway.training.optimizer import build_optimizer
 from headway.training.order import Shuffled

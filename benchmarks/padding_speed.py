@@ -48,7 +48,7 @@ class Padded(Engine):
         norm = clip_gradients(self.model, self.clip)
         self.optimizer.step_unless_infinite(norm)
         self.optimizer.zero_grad()
-        return Outcome(batch.tokens, loss.detach(), norm)
+        return Outcome(batch.tokens, len(batch.inputs) * self.width, loss.detach(), norm, {})
 
 
 def padded_to(batch: Batch, width: int) -> Batch:

@@ -34,7 +34,7 @@ from headway.configuration import RunSettings, load_settings
 from headway.console import Reporter, show_anything
 from headway.data.catalog import resolve
 from headway.errors import DataError, Interrupted, RunError, UserError
-from headway.files import Ownership, write_bytes, write_json, write_lines
+from headway.files import Ownership, cannot_write, is_full, probe, write_bytes, write_json, write_lines
 from headway.models import CausalModel, parameter_count
 from headway.tasks import Batch, QuestionAnsweringSettings, SpanCorruptionSettings, Task
 from headway.tasks.base import IGNORE
@@ -46,6 +46,7 @@ from headway.training.order import Sequential, generator
 
 VARIANTS = ("vanilla", "synthesizer", "perceiver", "rope")
 FORMAT = "headway-a5"
+ELSEWHERE = "give --writing_params_path another file"
 
 
 class Notes(Reporter):
@@ -93,6 +94,11 @@ def main(arguments: list[str] | None = None) -> int:
     except (Interrupted, KeyboardInterrupt) as error:
         print(f"headway.a5: {str(error) or 'interrupted'}; type the command again to go on", file=sys.stderr)
         return getattr(error, "code", 130)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        print(f"headway.a5: {error.strerror}; make room and type the command again to go on", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -163,6 +169,10 @@ def train_params(
 ) -> None:
     """Train for `epochs` passes over the task's rows and write the weights to --writing_params_path."""
     target = Path(options.writing_params_path)
+    if target.is_dir():
+        raise RunError(f"{target}: is a directory; give --writing_params_path a file")
+    directory = target.with_name(target.name + ".run")
+    probe(directory, ELSEWHERE)
     task.load()
     an_epoch = Sequential(task.examples, training.batch_size).steps
     settings = replace(
@@ -173,15 +183,12 @@ def train_params(
         seed=options.seed,
         final_tokens=200 * course_lines(options.pretrain_corpus_path) * task.block,
     )
-    if target.is_dir():
-        raise RunError(f"{target}: is a directory; give --writing_params_path a file")
-    directory = target.with_name(target.name + ".run")
     stage = Stage(options.function, task, settings, 0, final=False)
     log = epoch_lines(settings, task.examples, task.block, an_epoch, tensorboard(options))
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{directory}: cannot be written ({error.strerror})") from None
+        raise cannot_write(directory, error, ELSEWHERE) from None
     with Ownership(directory):
         resume = claim(directory, options)
         trainer = Trainer(model, [stage], directory, tokenizer.fingerprint(), Notes(), log)

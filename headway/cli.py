@@ -6,7 +6,6 @@ SIGTERM (training state saved).
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import typer
 from headway import __version__
 from headway.console import show_anything
 from headway.errors import Interrupted, Quit, UserError
+from headway.files import is_full
 
 app = typer.Typer(
     help="Train small sequence models on your own text, look inside them, ask them questions.",
@@ -59,7 +59,7 @@ def demo(
     try:
         run_demo(out, seed, sets or [], reporter())
     except (Interrupted, Quit) as stop:
-        raise type(stop)(f"{stop}; type the command again, and it begins anew", stop.number) from None
+        raise type(stop)(f"{stop}; type the command again to go on", stop.number) from None
 
 
 @app.command()
@@ -77,6 +77,9 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard's events, into RUN/tensorboard.")
     ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Also say where the time of a step goes, in RUN/profile.txt.")
+    ] = False,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes and leave.")] = False,
 ) -> None:
     """Train what a recipe or a run file says."""
@@ -87,7 +90,7 @@ def train(
         if source is None and not recipes:
             raise UserError("name one of these recipes, or a run file")
         return
-    train_command(source, sets or [], out, resume, accept_changes, tensorboard)
+    train_command(source, sets or [], out, resume, accept_changes, tensorboard, profile)
 
 
 @app.command()
@@ -243,7 +246,7 @@ def data_prepare(
 ) -> None:
     """Encode files of any size into token shards, to train on with corpus = "FOLDER"."""
     from headway.console import reporter
-    from headway.text.prepare import prepare
+    from headway.text.preparation import prepare
 
     shards = prepare(
         files,
@@ -292,7 +295,7 @@ def run_command(arguments: list[str]) -> int:
     except Exception as error:
         if hasattr(error, "format_message"):
             code = wrong_arguments(error)
-        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        elif isinstance(error, OSError) and is_full(error):
             code = fail(f"{error.strerror}; make room and go on with --resume, the last checkpoint is whole", 2)
         else:
             raise

@@ -38,6 +38,7 @@ def train_command(
     resume: bool,
     accept_changes: bool = False,
     tensorboard: bool = False,
+    profile: bool = False,
 ) -> None:
     settings = load_settings(source, sets)
     with joined() as ranks:
@@ -50,7 +51,7 @@ def train_command(
         events = TensorBoard(directory / "tensorboard") if tensorboard and ranks.leads else None
         watch = events or (lambda record: None)
         try:
-            run = train(settings, directory, resume=resume, report=report, watch=watch, accept_changes=accept_changes)
+            run = train(settings, directory, (), resume, report, watch, accept_changes, profile)
         except (Interrupted, Quit) as stop:
             raise type(stop)(f"{stop}; go on with: headway train {directory} --resume", stop.number) from None
         finally:

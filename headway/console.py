@@ -191,8 +191,9 @@ def describe(record: dict[str, Any]) -> str:
         parts.append(f"loss {record['loss']:.4f}")
     if "learning_rate" in record:
         parts.append(f"rate {record['learning_rate']:.2e}")
-    if "tokens_per_second" in record:
-        parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
+    speed = record.get("useful_tokens_per_second", record.get("tokens_per_second"))
+    if speed is not None:
+        parts.append(f"{speed:,.0f} tokens/s")
     return "  ".join(parts)
 
 

@@ -6,14 +6,17 @@ asked about people whose questions neither has seen.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
-from headway.configuration import load_settings
+from headway.configuration import RunSettings, load_settings
 from headway.console import Reporter, clock, program
-from headway.data.world import World, make_world, write_world
+from headway.data.world import World, make_world, world_files, write_world
 from headway.errors import RunError
 from headway.files import Ownership, write_json, write_output
 from headway.inspection import capture_attention
@@ -26,6 +29,7 @@ from headway.training.device import describe_machine
 RECIPE = "world/demo"
 MARK = "demo.json"
 WITHOUT, WITH = "without pretraining", "with pretraining"
+NAMES = {"from-scratch": WITHOUT, "pretrained": WITH}  # of the runs, by their folders
 
 
 @dataclass
@@ -39,19 +43,23 @@ class Score:
 
 
 def run_demo(out: Path | None, seed: int, sets: list[str], report: Reporter) -> Path:
-    """Train, compare, ask, report; returns the report's path."""
+    """Train, compare, ask, report; returns the report's path. One that was interrupted goes on where it stopped."""
     directory = choose_directory(out)
     with claim(directory):
-        clear(directory)
+        require_unfinished(directory)  # the one who had it until now may have come to its end
         return demonstrate(directory, seed, sets, report)
 
 
 def demonstrate(out: Path, seed: int, sets: list[str], report: Reporter) -> Path:
     world = make_world()
-    write_world(world, out / "world")
+    plans = {
+        "from-scratch": plan(out, seed, [*sets, "pretraining.training.steps=0"]),
+        "pretrained": plan(out, seed, sets),
+    }
+    make_room(out, world, plans)
     runs = {
-        WITHOUT: train_one(out, "from-scratch", seed, [*sets, "pretraining.training.steps=0"], report),
-        WITH: train_one(out, "pretrained", seed, sets, report),
+        NAMES[part]: train(settings, out / part, resume=(out / part / "run.toml").exists(), report=report)
+        for part, settings in plans.items()
     }
     pretrained = runs[WITH]
     scores = score_all(runs)
@@ -79,8 +87,7 @@ def claim(out: Path) -> Ownership:
     try:
         if out.exists() and not out.is_dir():
             raise RunError(f"{out}: is a file; choose a directory with --out")
-        if (out / "report.html").exists():
-            raise RunError(f"{out}: a finished demonstration stands there; choose another directory with --out")
+        require_unfinished(out)
         if out.is_dir() and not {path.name for path in out.iterdir()} <= {".lock"} and not (out / MARK).exists():
             raise RunError(f"{out}: exists and is no demonstration; choose another directory with --out")
         out.mkdir(parents=True, exist_ok=True)
@@ -89,14 +96,13 @@ def claim(out: Path) -> Ownership:
     return Ownership(out)
 
 
-def clear(out: Path) -> None:
-    """A demonstration that was not finished makes room for this one."""
-    for part in ("from-scratch", "pretrained", "world"):
-        shutil.rmtree(out / part, ignore_errors=True)
-    write_json(out / MARK, {"recipe": RECIPE})
+def require_unfinished(out: Path) -> None:
+    if (out / "report.html").exists():
+        raise RunError(f"{out}: a finished demonstration stands there; choose another directory with --out")
 
 
-def train_one(out: Path, name: str, seed: int, sets: list[str], report: Reporter) -> Run:
+def plan(out: Path, seed: int, sets: list[str]) -> RunSettings:
+    """The settings of one of the two runs."""
     world = (out / "world").absolute()
     files = {
         "pretraining.task.corpus": "wiki.txt",
@@ -106,8 +112,30 @@ def train_one(out: Path, name: str, seed: int, sets: list[str], report: Reporter
         "task.test": "birth_test.tsv",
     }
     seeds = [f"{stage}.seed={seed}" for stage in ("pretraining.training", "training")]
-    overrides = [*(f"{key}={world / file}" for key, file in files.items()), *seeds, *sets]
-    return train(load_settings(RECIPE, overrides), out / name, report=report)
+    return load_settings(RECIPE, [*(f"{key}={world / file}" for key, file in files.items()), *seeds, *sets])
+
+
+def make_room(out: Path, world: World, plans: dict[str, RunSettings]) -> None:
+    """Write the world. What an earlier demonstration left stays if it had the same world and the same settings."""
+    texts = "".join(world_files(world).values())
+    mark = {
+        "world": hashlib.sha256(texts.encode("utf-8")).hexdigest(),
+        "runs": {part: settings.to_toml() for part, settings in plans.items()},
+    }
+    if read_mark(out) != mark:
+        write_json(out / MARK, {})  # what is left if this is interrupted is no demonstration to go on with
+        for part in (*plans, "world"):
+            shutil.rmtree(out / part, ignore_errors=True)
+        write_json(out / MARK, mark)
+    write_world(world, out / "world")
+
+
+def read_mark(out: Path) -> Any:
+    """What the demonstration in `out` was made of; None where that cannot be told."""
+    try:
+        return json.loads((out / MARK).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def score_all(runs: dict[str, Run]) -> list[Score]:

@@ -109,10 +109,10 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def probe(directory: Path) -> None:
+def probe(directory: Path, way: str = "choose another with --out") -> None:
     """Write, sync and remove a small file in `directory`, or in the folder in which it will be made.
 
-    A disk that is full or cannot be written is known before any work is done.
+    A disk that is full or cannot be written is known before any work is done; `way` is what else can be done.
     """
     try:
         place = next(folder for folder in (directory.absolute(), *directory.absolute().parents) if folder.exists())
@@ -122,12 +122,17 @@ def probe(directory: Path) -> None:
         finally:
             file.unlink(missing_ok=True)
     except OSError as error:
-        raise cannot_write(directory, error, "choose another with --out") from None
+        raise cannot_write(directory, error, way) from None
 
 
 def cannot_write(directory: Path, error: OSError, way: str = "choose another directory") -> RunError:
-    room = "make room, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    room = "make room, or " if is_full(error) else ""
     return RunError(f"{directory}: cannot be written ({error.strerror}); {room}{way}")
+
+
+def is_full(error: OSError) -> bool:
+    """Whether it says that the disk, or the user's part of it, is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_temporary(name: str) -> bool:

@@ -112,11 +112,13 @@ def train(
     report: Reporter | None = None,
     watch: Callable[[Record], None] = lambda record: None,
     accept_changes: bool = False,
+    profile: bool = False,
 ) -> Run:
     """Train what a recipe, a run file, tables or settings say, into the directory `out`.
 
     With `resume`, `out` is continued from its newest checkpoint; a finished run is left as it is. With `accept_changes`
-    it is continued under other settings than it had; the old run file is kept as run.toml.1.
+    it is continued under other settings than it had; the old run file is kept as run.toml.1. With `profile`, a window
+    of steps is looked at, and where their time went is written to profile.txt and profile.json.gz.
 
     Processes that torchrun started train one run together; those that it started again continue theirs.
     """
@@ -126,7 +128,7 @@ def train(
         resume = resume or ranks.led(lambda: was_begun_by_this_job(directory))
         if not ranks.leads:
             report, watch = Reporter(), lambda record: None
-        train_in(directory, settings, resume, report or Reporter(), watch, accept_changes, ranks)
+        train_in(directory, settings, resume, report or Reporter(), watch, accept_changes, profile, ranks)
         ranks.wait()
         return Run(directory, devices.choose_device(settings.training.device)[0].type)
 
@@ -138,6 +140,7 @@ def train_in(
     report: Reporter,
     watch: Callable[[Record], None],
     accept_changes: bool,
+    profile: bool,
     ranks: Ranks,
 ) -> None:
     """Train in a directory, as one of `ranks`. All of them read; the one that leads writes."""
@@ -176,7 +179,16 @@ def train_in(
             f"{directory}: {settings.model.kind} with {parameters:,} parameters, {len(tokenizer):,} "
             f"{settings.tokenizer.kind} in the vocabulary, on {devices.describe(device)} ({why}){how}"
         )
-        trainer = Trainer(model, stages, directory, tokenizer.fingerprint(), report, watch, layout=layout)
+        trainer = Trainer(
+            model,
+            stages,
+            directory,
+            tokenizer.fingerprint(),
+            report,
+            watch,
+            profile=profile and ranks.leads,
+            layout=layout,
+        )
         if resume:
             trainer.resume(reopen=any(change.reopens for change in changes))
         if changes and ranks.leads:  # only now that the run has taken them

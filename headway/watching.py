@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,20 @@ from typing import TYPE_CHECKING, Any
 from headway.console import clock, describe, is_dumb, numbers, program, scores
 from headway.errors import RunError
 from headway.files import fcntl
+from headway.report.terminal import (
+    LEAST_HEIGHT,
+    Line,
+    Panel,
+    Points,
+    Row,
+    Span,
+    arrange,
+    can_show,
+    fold,
+    mark,
+    plain_text,
+    styled_text,
+)
 from headway.settings import read_toml
 
 if TYPE_CHECKING:
@@ -31,17 +45,7 @@ INTERVAL = 1.0  # seconds between two pictures
 SILENT = 60.0  # seconds without a record after which a live run is called silent, where its records come faster
 LONG = 1e9  # seconds that no run trains
 UNKNOWN_SIZE = (100, 40)  # columns and lines of a picture for no terminal
-LEAST_WIDTH, LEAST_HEIGHT = 26, 5  # of a panel, in characters
-LABELS = 8  # columns left of a plot
-WIDE_RANGE = 100.0  # a curve that spans more than this factor is drawn over a logarithmic axis
-COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
-MARKS = "*+ox#@"  # the same lines where there are no colours
-BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of the dots of a character, row by row
 STYLES = {"running": "bold green", "finished": "bold", "stopped": "bold yellow", "dead": "bold red"}
-
-Span = tuple[str, str]  # some text and its style
-Row = list[Span]  # a line of the picture
-Points = list[tuple[int, float]]  # (step, value)
 
 
 # ---- reading
@@ -357,31 +361,9 @@ def score(metric: str, value: float) -> str:
 # ---- curves
 
 
-@dataclass
-class Line:
-    """A curve; `look` is the number of its colour and mark, the same in every panel."""
-
-    name: str
-    look: int
-    points: Points
-
-
-@dataclass
-class Panel:
-    """Curves over the steps, in one frame."""
-
-    title: str
-    lines: list[Line]
-    from_zero: bool = False
-    named: bool = False  # whether the names of the lines stand beside the title
-
-
 def panels(runs: Sequence[Watched]) -> list[Panel]:
-    """The curves of the runs, the most telling first; those without a point are left out."""
-    found = own_panels(runs[0]) if len(runs) == 1 else common_panels(runs)
-    for panel in found:
-        panel.lines = [line for line in panel.lines if any(can_be_drawn(y) for _, y in line.points)]
-    return [panel for panel in found if panel.lines]
+    """The curves of the runs, the most telling first."""
+    return own_panels(runs[0]) if len(runs) == 1 else common_panels(runs)
 
 
 def own_panels(run: Watched) -> list[Panel]:
@@ -394,7 +376,8 @@ def own_panels(run: Watched) -> list[Panel]:
 
     losses = by_stage("loss")
     for name in (*streams, "evaluation/loss"):
-        shown = "dev" if name == "evaluation/loss" else name.removeprefix("losses/")
+        stream = name.removeprefix("losses/")
+        shown = "dev" if name == "evaluation/loss" else f"{stream} alone" if stream in stages else stream
         losses.append(Line(shown, len(losses), run.curve(name)))
     metric = run.metric()
     scored = [] if metric in ("", "loss") else [Panel(f"dev {metric}", by_stage(f"evaluation/{metric}"))]
@@ -402,7 +385,7 @@ def own_panels(run: Watched) -> list[Panel]:
         Panel("loss", losses, named=True),
         *scored,
         Panel("gradient norm", by_stage("gradient_norm")),
-        Panel("tokens a second", by_stage("tokens_per_second"), from_zero=True),
+        Panel("tokens a second", by_stage(speed_of(run)), from_zero=True),
         Panel("learning rate", by_stage("learning_rate"), from_zero=True),
     ]
 
@@ -414,170 +397,27 @@ def common_panels(runs: Sequence[Watched]) -> list[Panel]:
         return [Line(str(run.path), look, run.curve(name)) for look, run in enumerate(runs)]
 
     metrics = list(dict.fromkeys(run.metric() for run in runs))
+    speeds = [Line(str(run.path), look, run.curve(speed_of(run))) for look, run in enumerate(runs)]
     return [
         Panel("loss", by_run("loss")),
         *(Panel(f"dev {metric}", by_run(f"evaluation/{metric}")) for metric in metrics if metric),
         Panel("gradient norm", by_run("gradient_norm")),
-        Panel("tokens a second", by_run("tokens_per_second"), from_zero=True),
+        Panel("tokens a second", speeds, from_zero=True),
         Panel("learning rate", by_run("learning_rate"), from_zero=True),
     ]
 
 
-class Canvas:
-    """Curves as characters: eight braille dots to one, or a mark a character where only ASCII can be shown.
-
-    Dots are counted from the top left. Where lines cross in a character, the later one gives it its colour.
-    """
-
-    def __init__(self, width: int, height: int, plain: bool) -> None:
-        self.width, self.height, self.plain = width, height, plain
-        self.across, self.down = (1, 1) if plain else (2, 4)
-        self.bits = [[0] * width for _ in range(height)]
-        self.looks = [[0] * width for _ in range(height)]
-
-    def draw(self, dots: Iterable[tuple[int, int] | None], look: int) -> None:
-        """Join the dots; None is a gap."""
-        before = None
-        for dot in dots:
-            if dot is not None and dot != before:
-                self.stroke(before or dot, dot, look)
-            before = dot
-
-    def stroke(self, start: tuple[int, int], end: tuple[int, int], look: int) -> None:
-        (x, y), (right, bottom) = start, end
-        count = max(abs(right - x), abs(bottom - y), 1)
-        for number in range(count + 1):
-            across, down = x + round((right - x) * number / count), y + round((bottom - y) * number / count)
-            column, row = across // self.across, down // self.down
-            self.bits[row][column] |= BRAILLE[down % self.down][across % self.across]
-            self.looks[row][column] = look
-
-    def row(self, number: int) -> Row:
-        cells = zip(self.bits[number], self.looks[number], strict=True)
-        if self.plain:
-            return [(mark(look, plain=True)[0] if bits else " ", "") for bits, look in cells]
-        return [(chr(0x2800 + bits), mark(look, plain=False)[1]) if bits else (" ", "") for bits, look in cells]
-
-
-def mark(look: int, plain: bool) -> Span:
-    """How a line is told from others: by a character or by a colour."""
-    return (MARKS[look % len(MARKS)], "") if plain else ("━", COLOURS[look % len(COLOURS)])
-
-
-def draw(panel: Panel, steps: tuple[int, int], width: int, height: int, plain: bool) -> list[Row]:
-    """A panel as `height` rows of `width` characters: title and names, the curves, the steps."""
-    canvas = Canvas(max(1, width - LABELS), max(1, height - 2), plain)
-    right, bottom = canvas.width * canvas.across - 1, canvas.height * canvas.down - 1
-    curves = [(line.look, by_column(line.points, steps, right)) for line in panel.lines]
-    values = [y for _, curve in curves for _, y in curve if math.isfinite(y)]
-    low, high = min(values), max(values)
-    logarithmic = not panel.from_zero and low > 0 and high / low > WIDE_RANGE
-    if panel.from_zero:
-        low = min(0.0, low)
-
-    def scale(y: float) -> float:
-        return math.log(y) if logarithmic else y
-
-    floor, span = scale(low), scale(high) - scale(low)
-
-    def dot(column: int, y: float) -> tuple[int, int] | None:
-        up = (scale(y) - floor) / span if span > 0 else 0.5
-        return (column, bottom - round(up * bottom)) if math.isfinite(y) else None
-
-    for look, curve in curves:
-        canvas.draw((dot(column, y) for column, y in curve), look)
-    labels = {0: high, canvas.height - 1: low} if span > 0 else {(canvas.height - 1) // 2: low}
-    if span > 0 and canvas.height >= 5:
-        middle = (scale(high) + scale(low)) / 2
-        labels[(canvas.height - 1) // 2] = math.exp(middle) if logarithmic else middle
-    wall = "|" if plain else "│"
-    rows = [heading(panel, logarithmic, plain)]
-    for number in range(canvas.height):
-        label = short(labels[number]) if number in labels else ""
-        rows.append([(f"{label:>{LABELS - 1}}{wall}", "dim"), *canvas.row(number)])
-    begin, end = f"{steps[0]:,}" if steps[0] < steps[1] else "", f"{steps[1]:,}"
-    rows.append([(" " * LABELS + begin + end.rjust(canvas.width - len(begin)), "dim")])
-    return [cut(row, width, plain) for row in rows]
-
-
-def by_column(points: Points, steps: tuple[int, int], right: int) -> Points:
-    """(column, value) for the columns 0 to `right`: the mean of what is nearest to it, NaN where that has no number."""
-    first, span = steps[0], max(1, steps[1] - steps[0])
-    columns: dict[int, list[float]] = {}
-    for step, y in points:
-        columns.setdefault((2 * (step - first) * right + span) // (2 * span), []).append(y)
-    found = []
-    for column, values in columns.items():
-        drawn = [y for y in values if can_be_drawn(y)]
-        found.append((column, math.fsum(y / len(drawn) for y in drawn) if drawn else math.nan))
-    return found
-
-
-def can_be_drawn(value: float) -> bool:
-    return abs(value) < 1e300  # NaN is not
-
-
-def heading(panel: Panel, logarithmic: bool, plain: bool) -> Row:
-    row: Row = [(" " * LABELS, ""), (panel.title + (", log" if logarithmic else ""), "bold")]
-    for line in panel.lines if panel.named and len(panel.lines) > 1 else ():
-        sign, colour = mark(line.look, plain)
-        row.append((f"  {sign} {line.name}", colour))
-    return row
-
-
-def short(value: float) -> str:
-    """A number with four digits, or with as many as go into the room for labels."""
-    unit, sign = next((pair for pair in ((1e6, "M"), (1e3, "k")) if 10 * pair[0] <= abs(value) < 1e9), (1.0, ""))
-    texts = [f"{value / unit:.{digits}g}{sign}" for digits in (4, 3, 2, 1)]
-    return next((text for text in texts if len(text) < LABELS), texts[-1])
-
-
-def cut(row: Row, width: int, plain: bool) -> Row:
-    """The row in exactly `width` characters."""
-    kept: Row = []
-    room = width
-    for text, style in row:
-        if len(text) > room:
-            kept.append((text[: max(0, room - 1)] + ("~" if plain else "…") if room else "", style))
-            return kept
-        kept.append((text, style))
-        room -= len(text)
-    return [*kept, (" " * room, "")]
-
-
-def fold(spans: Iterable[Span], width: int, plain: bool) -> Iterator[Row]:
-    """Facts one after the other, as many to a line as there is room for."""
-    row: Row = []
-    used = 0
-    for text, style in spans:
-        if row and used + 2 + len(text) > width:
-            yield row
-            row, used = [], 0
-        gap = "  " if row else ""
-        row += [(gap, ""), (text, style)]
-        used += len(gap) + len(text)
-        if used > width:
-            row = cut(row, width, plain)
-    yield row
+def speed_of(run: Watched) -> str:
+    """What tells how fast the run learns: tokens without padding, or all where it records no other."""
+    useful = "useful_tokens_per_second"
+    return useful if useful in run.tail.names else "tokens_per_second"
 
 
 def picture(runs: Sequence[Watched], width: int, height: int, plain: bool) -> list[Row]:
     """What is known of the runs, and below it their curves: as many as fit in `width` by `height` characters."""
     rows = words(runs, width, height - LEAST_HEIGHT - 1, plain)
-    room = height - len(rows) - 1
-    found = panels(runs)
-    while found and (1 + len(beside(found[1:], width))) * LEAST_HEIGHT > room:
-        found.pop()
-    if found:
-        ends = [line.points[end][0] for panel in found for line in panel.lines for end in (0, -1)]
-        extent = min(ends), max(ends)
-        below = beside(found[1:], width)
-        each = max(LEAST_HEIGHT, room // (len(below) + 2))
-        rows += [[], *draw(found[0], extent, width, room - each * len(below), plain)]
-        for group in below:
-            drawn = [draw(panel, extent, width // len(group), each, plain) for panel in group]
-            rows += [[span for part in parts for span in part] for parts in zip(*drawn, strict=True)]
-    return rows[: max(1, height)]
+    curves = arrange(panels(runs), width, height - len(rows) - 1, plain)
+    return [*rows, *([[], *curves] if curves else [])][: max(1, height)]
 
 
 def words(runs: Sequence[Watched], width: int, height: int, plain: bool) -> list[Row]:
@@ -591,13 +431,6 @@ def words(runs: Sequence[Watched], width: int, height: int, plain: bool) -> list
     if several and sum(map(len, found)) > height // 2:
         found = [rows[:1] for rows in found]
     return [row for rows in found for row in rows][: max(1, height)]
-
-
-def beside(panels: Sequence[Panel], width: int) -> list[Sequence[Panel]]:
-    """The panels in rows of like length."""
-    rows = math.ceil(len(panels) / max(1, width // LEAST_WIDTH))
-    columns = math.ceil(len(panels) / max(1, rows))
-    return [panels[number * columns : (number + 1) * columns] for number in range(rows)]
 
 
 # ---- the command
@@ -638,22 +471,3 @@ def watch_terminal(runs: Sequence[Watched], once: bool, plain: bool, console: Co
                         run.look()
     finally:
         console.print(drawn(console.height - 1))  # it stays when the screen is given back
-
-
-def can_show(characters: str) -> bool:
-    try:
-        characters.encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
-
-
-def plain_text(rows: Iterable[Row]) -> str:
-    return "\n".join("".join(text for text, _ in row).rstrip() for row in rows)
-
-
-def styled_text(rows: Sequence[Row]) -> Text:
-    from rich.text import Text
-
-    lines = (Text.assemble(*row, no_wrap=True, overflow="crop") for row in rows)
-    return Text("\n", no_wrap=True, overflow="crop").join(lines)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -221,6 +223,40 @@ def test_weights_of_another_vocabulary_or_variant_are_refused(course: Path, caps
 
 
 # ---- interruptions
+
+
+def test_wherever_the_disk_is_full_the_command_goes_on_when_there_is_room(
+    course: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("pretrain", "--writing_params_path", "new/pre.params", "--epochs", "2")
+    plain, writes, room = os.fsync, [0], [10**9]
+
+    def fsync(handle: int) -> None:
+        writes[0] += 1
+        if writes[0] > room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert run(*command) == 0
+    whole, total = load_file(course / "new" / "pre.params"), writes[0]
+    for enough in range(total):
+        shutil.rmtree(course / "new")
+        capsys.readouterr()
+        writes[0], room[0] = 0, enough
+        code, shown = run(*command), capsys.readouterr().err
+        if enough == 0:
+            way = "make room, or give --writing_params_path another file"
+            assert f"new/pre.params.run: cannot be written (No space left on device); {way}\n" in shown
+            assert not (course / "new").exists()
+        if code != 0:  # 0: only directories were left to sync, which may fail
+            assert code == 2 and re.search(r"^headway\.a5: .*No space left on device.*; make room", shown, re.MULTILINE)
+            assert not (course / "new" / "pre.params").exists()
+            room[0] = 10**9
+            assert run(*command) == 0
+        found = load_file(course / "new" / "pre.params")
+        assert all(torch.equal(found[name], whole[name]) for name in whole)
+        assert not list((course / "new").glob("*.run"))
 
 
 def test_an_interrupted_command_goes_on_when_it_is_typed_again(

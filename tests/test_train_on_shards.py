@@ -10,7 +10,7 @@ import torch
 
 import headway
 from headway.errors import DataError, SettingsError
-from headway.text.prepare import prepare
+from headway.text.preparation import prepare
 from headway.training import order
 from headway.training.order import Shuffled
 

@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import random
 import re
 import signal
 import subprocess
@@ -14,7 +13,6 @@ import sys
 import time
 import types
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,8 +26,9 @@ from headway import watching
 from headway.cli import run_command
 from headway.errors import RunError, UserError
 from headway.files import Ownership, write_json_lines
+from headway.report.terminal import plain_text
 from headway.training.tensorboard import TensorBoard
-from headway.watching import Canvas, Lock, Tail, Watched, by_column, picture, plain_text
+from headway.watching import Lock, Tail, Watched, picture
 
 Captured = pytest.CaptureFixture[str]
 Record = dict[str, Any]
@@ -327,62 +326,6 @@ def plot(text: str) -> list[str]:
     return [row.ljust(width) for row in found]
 
 
-def decode(rows: list[watching.Row]) -> set[tuple[int, int]]:
-    """(x, y) of every dot in rows of braille characters, by the character's bits as Unicode numbers its dots."""
-    places = {0: (0, 0), 1: (0, 1), 2: (0, 2), 3: (1, 0), 4: (1, 1), 5: (1, 2), 6: (0, 3), 7: (1, 3)}
-    dots = set()
-    for row, spans in enumerate(rows):
-        for column, char in enumerate("".join(text for text, _ in spans)):
-            bits = ord(char) - 0x2800 if char != " " else 0
-            dots |= {(2 * column + x, 4 * row + y) for bit, (x, y) in places.items() if bits >> bit & 1}
-    return dots
-
-
-@given(st.lists(st.tuples(st.integers(0, 19), st.integers(0, 15)), min_size=1, max_size=6))
-@settings(deadline=None)
-def test_a_stroke_goes_from_dot_to_dot_without_a_break(corners: list[tuple[int, int]]) -> None:
-    canvas = Canvas(10, 4, plain=False)
-    canvas.draw(corners, 0)
-    dots = decode([canvas.row(number) for number in range(4)])
-    assert set(corners) <= dots
-    reached, edge = {corners[0]}, [corners[0]]
-    while edge:
-        x, y = edge.pop()
-        beside = {(x + dx, y + dy) for dx in (-1, 0, 1) for dy in (-1, 0, 1)} & dots - reached
-        reached |= beside
-        edge += beside
-    assert reached == dots
-    left, right = min(x for x, _ in corners), max(x for x, _ in corners)
-    assert {x for x, _ in dots} == set(range(left, right + 1))
-
-
-def test_a_gap_stays_empty() -> None:
-    canvas = Canvas(10, 4, plain=False)
-    canvas.draw([(0, 0), None, (19, 15)], 0)
-    assert decode([canvas.row(number) for number in range(4)]) == {(0, 0), (19, 15)}
-
-
-@given(
-    steps=st.sets(st.integers(0, 5000), min_size=1, max_size=60),
-    right=st.integers(0, 40),
-    seed=st.integers(0, 99),
-)
-def test_a_column_is_the_mean_of_its_steps(steps: set[int], right: int, seed: int) -> None:
-    values = random.Random(seed)
-    points = [(step, values.choice([values.random(), math.nan, 1e9])) for step in sorted(steps)]
-    first, last = min(steps), max(steps)
-    found = dict(by_column(points, (first, last), right))
-    centres = [first + Fraction(column * (last - first), max(1, right)) for column in range(right + 1)]
-    nearest = {step: min(range(right + 1), key=lambda each: (abs(centres[each] - step), -each)) for step in steps}
-    for column in range(right + 1) if first < last else [0]:
-        inside = [y for step, y in points if nearest[step] == column or first == last]
-        good = [y for y in inside if not math.isnan(y)]
-        if good:
-            assert found[column] == pytest.approx(sum(good) / len(good))
-        else:
-            assert math.isnan(found.get(column, math.nan)) and (column in found) == bool(inside)
-
-
 def test_a_falling_loss_falls_from_the_first_label_to_the_last() -> None:
     run = make_run("run", [logged(step, 5.0 - step / 25) for step in range(1, 101)])
     text = shown(run, width=60, height=12)
@@ -406,16 +349,28 @@ def test_a_wide_range_is_drawn_on_a_logarithmic_axis() -> None:
 
 def test_each_stage_stream_and_evaluation_has_a_line_with_its_name() -> None:
     records = [logged(step, 4.0, "pretraining") for step in (1, 2, 3)]
-    records += [logged(step, 2.0, losses={"facts": 3.0, "names": 1.0}) for step in (4, 5, 6)]
+    losses = {"facts": 3.0, "names": 1.0, "training": 1.5}
+    records += [logged(step, 2.0, losses=losses) for step in (4, 5, 6)]
     records += [evaluated(6, loss=2.5, tokens=9)]
     text = shown(make_run("run", records, pretraining=3))
-    for mark, name in zip("*+ox# ", ("pretraining", "training", "facts", "names", "dev"), strict=False):
+    for mark, name in zip(
+        "*+ox#@", ("pretraining", "training", "facts", "names", "training alone", "dev"), strict=True
+    ):
         assert f"  {mark} {name}" in text
     rows = plot(text)
     assert [next(mark for mark in row if mark != " ") for row in (rows[0], rows[-1])] == ["*", "x"]
-    assert all(any(mark in row for row in rows) for mark in "*+ox#")
+    assert all(any(mark in row for row in rows) for mark in "*+ox#@")
     assert all(title in text for title in ("gradient norm", "tokens a second", "learning rate"))
     assert text.count("      0|") == 2  # speed and rate are drawn from zero on
+
+
+def test_the_speed_that_is_shown_is_that_of_tokens_without_padding() -> None:
+    run = make_run("run", [logged(step, 4.0, useful_tokens_per_second=30.0) for step in (1, 2)])
+    assert "30 tokens/s" in words(run) and "50" not in words(run)
+    old = make_run("old", [logged(step, 4.0) for step in (1, 2)])  # records no other
+    for each, speed in ((run, "30"), (old, "50")):
+        for text in (shown(each), shown(each, each)):
+            assert f" {speed}|" in text
 
 
 def test_several_runs_share_a_chart() -> None:

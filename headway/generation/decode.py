@@ -18,6 +18,7 @@ from torch import Tensor
 
 from headway.errors import TextError, UserError
 from headway.generation.sampling import GREEDY, Sampling
+from headway.memory import Room
 from headway.models import CausalModel
 from headway.nn import Cache
 
@@ -56,22 +57,26 @@ def generate(
 ) -> list[Continuation]:
     """At most `limit` tokens for each prompt, in the order of the prompts.
 
-    Prompts of like length are decoded together, `rows` at a time (chosen by the device where it is not given).
+    Prompts of like length are decoded together, `rows` at a time (chosen by the device where it is not given), or
+    fewer where memory runs out.
     """
     check_prompts(prompts, model.context)
-    results = [Continuation() for _ in prompts]
-    by_length = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
-    size = rows or (64 if next(model.parameters()).device.type == "cpu" else 1024)
-    for begin in range(0, len(by_length), size):
-        group = by_length[begin : begin + size]
+
+    def continued(group: list[int]) -> list[Continuation]:
+        made = [Continuation() for _ in group]
         for step in stream(model, [prompts[number] for number in group], limit, stop, sampling, group):
-            result = results[group[step.row]]
+            result = made[step.row]
             result.logprobs.append(step.logprob)
             if step.token in stop:
                 result.stopped = True
             else:
                 result.tokens.append(step.token)
-    return results
+        return made
+
+    by_length = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+    room = Room(rows or (64 if next(model.parameters()).device.type == "cpu" else 1024))
+    found = [each for part in room.each(continued, by_length) for each in part]
+    return [each for _, each in sorted(zip(by_length, found, strict=True), key=lambda pair: pair[0])]
 
 
 @torch.inference_mode()
@@ -191,7 +196,7 @@ def best_alternatives(
     check_prompts(prompts, block)
     training = model.training
     model.eval()
-    logits = torch.cat([prefill(model, prompts[begin : begin + 64], 0)[0] for begin in range(0, len(prompts), 64)])
+    logits = torch.cat(list(Room(64).each(lambda some: prefill(model, some, 0)[0], prompts)))
     model.train(training)
     logits[:, PAD] = float("-inf")
     logprobs = logits.log_softmax(-1)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headway.errors import UserError
 from headway.models import GPT, CausalModel, PerceiverGPT
+from headway.nn import record_attention
 
 
 @torch.inference_mode()
@@ -21,11 +22,9 @@ def capture_attention(model: CausalModel, tokens: Sequence[int]) -> Tensor:
         raise UserError(f"attention is captured from a GPT, not from a {type(model).__name__}")
     training = model.training
     model.eval()
-    row = torch.tensor([list(tokens)], device=model.norm.weight.device)
-    x, positions = model.embed(row)
-    maps = []
-    for block in model.stack():
-        maps.append(block.attention_map(x, positions)[0])
-        x = block(x, positions)
-    model.train(training)
-    return torch.stack(maps).float().cpu()
+    try:
+        with record_attention(model) as seen:
+            model.hidden(torch.tensor([list(tokens)], device=model.norm.weight.device))
+    finally:
+        model.train(training)
+    return torch.cat([weights for calls in seen.values() for weights in calls]).float().cpu()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headway.errors import SettingsError, nearest
 from headway.models.attentions import KINDS
 from headway.models.base import CausalModel
-from headway.nn import Attention, Block, Cache, FeedForward, InAttention, make_position
+from headway.nn import Attention, Block, Cache, Dropout, FeedForward, InAttention, make_position
 from headway.nn.positions import IN_ATTENTION
 from headway.nn.positions import NAMES as POSITIONS
 from headway.settings import setting
@@ -79,7 +79,7 @@ class GPT(CausalModel):
         self.embedding = nn.Embedding(vocabulary, width)
         position = self.make_position()
         self.positions = None if isinstance(position, InAttention) else position
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
         self.blocks = self.make_blocks()
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)

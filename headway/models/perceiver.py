@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.models.gpt import GPT, GPTSettings
-from headway.nn import Block, Cache, FeedForward, FirstPositions, Perceiver
+from headway.nn import Block, Cache, Dropout, FeedForward, FirstPositions, Perceiver
 from headway.nn.perceiver import keep
 from headway.settings import setting
 
@@ -56,7 +56,7 @@ class Edge(nn.Module):
         self.attention_norm = nn.LayerNorm(width)
         self.feed_forward_norm = nn.LayerNorm(width)
         self.feed_forward = feed_forward
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def add(self, x: Tensor, attended: Tensor) -> Tensor:
         x = x + self.dropout(attended)

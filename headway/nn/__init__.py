@@ -13,6 +13,7 @@ from headway.nn.bigbird import BigBird
 from headway.nn.block import Block, FeedForward
 from headway.nn.cache import Cache, LayerCache
 from headway.nn.dropout import Dropout
+from headway.nn.layers import TransformerDecoderLayer, TransformerEncoderLayer
 from headway.nn.linformer import Linformer
 from headway.nn.local import Local
 from headway.nn.multihead import MultiheadAttention
@@ -27,13 +28,7 @@ from headway.nn.synthesizer import (
     RandomSynthesizer,
     TokenMixer,
 )
-from headway.nn.transformer import (
-    Transformer,
-    TransformerDecoder,
-    TransformerDecoderLayer,
-    TransformerEncoder,
-    TransformerEncoderLayer,
-)
+from headway.nn.transformer import Transformer, TransformerDecoder, TransformerEncoder
 
 ATTENTIONS: dict[str, type[Attention]] = {
     "dot-product": SelfAttention,

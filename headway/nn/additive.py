@@ -29,6 +29,8 @@ class Additive(SelfAttention):
     are added: a score then depends on both places, not on their difference alone.
     """
 
+    by_products = False
+
     def __init__(
         self,
         width: int,

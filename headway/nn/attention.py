@@ -17,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headway.nn import short
 from headway.nn.cache import LayerCache
+from headway.nn.dropout import dropout
 from headway.nn.positions import InAttention
 
 
@@ -158,6 +160,8 @@ class Attention(nn.Module, ABC):
 class SelfAttention(Attention):
     """Scaled dot-product self-attention with several heads; a `position` scheme acts on queries, keys and scores."""
 
+    by_products = True  # every query meets every key it may see, and their product is the score
+
     def __init__(
         self,
         width: int,
@@ -174,18 +178,27 @@ class SelfAttention(Attention):
         self.heads = heads
         self.causal = causal
         self.dropout = dropout
-        self.scale = (width // heads) ** -0.5
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
         self.value = nn.Linear(width, width)
         self.output = nn.Linear(width, width)
         self.position = position
 
+    @property
+    def scale(self) -> float:
+        """What the products of queries and keys are multiplied by."""
+        return (self.width // self.heads) ** -0.5
+
     def forward(
         self, x: Tensor, positions: Tensor, cache: LayerCache | None = None, mask: Tensor | None = None
     ) -> Tensor:
         check_row(x, positions, mask, self.width)
-        q, k, v = self.project(x, positions)
+        packed = self.packed(x)
+        if packed is not None and cache is None and mask is None and self.plainly_causal() and short.fits(packed):
+            turned = self.turn_packed(packed, positions)
+            mixed = short.short_attention(turned, self.dropout if self.training else 0.0, self.scale).flatten(2)
+            return self.output(mixed)
+        q, k, v = self.split(x, packed, positions)
         if cache is None:
             heads = self.whole(q, k, v, positions, mask)
         else:
@@ -199,16 +212,35 @@ class SelfAttention(Attention):
             raise ValueError(f"it has {type(self.position).__name__} positions already; leave one of the two out")
         self.position = scheme
 
+    def packed(self, x: Tensor) -> Tensor | None:
+        """Queries, keys and values by one product, (B, T, 3, H, K), on a GPU, which three small ones would not fill."""
+        linears = (self.query, self.key, self.value)
+        if not x.is_cuda or not all(plain(each) for each in linears):
+            return None
+        weight, bias = torch.cat([each.weight for each in linears]), torch.cat([each.bias for each in linears])
+        return F.linear(x, weight, bias).unflatten(-1, (3, self.heads, -1))
+
+    def plainly_causal(self) -> bool:
+        """Whether nothing but the order of the tokens and the turning of queries and keys bears on the scores."""
+        return self.causal and self.by_products and (self.position is None or self.position.only_turns)
+
+    def turn_packed(self, packed: Tensor, positions: Tensor) -> Tensor:
+        if self.position is None:
+            return packed
+        q, k, v = packed.unbind(2)  # (B, T, H, K) each
+        turned = (self.position.turn(each.transpose(1, 2), positions).transpose(1, 2) for each in (q, k))
+        return torch.stack([*turned, v], 2)
+
     def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of every head, (B, H, T, K) each, turned to their positions."""
-        linears = (self.query, self.key, self.value)
-        if x.is_cuda and all(plain(each) for each in linears):  # one product for three: small ones do not fill a GPU
-            packed = F.linear(
-                x, torch.cat([each.weight for each in linears]), torch.cat([each.bias for each in linears])
-            )
-            q, k, v = (split_heads(part, self.heads) for part in packed.chunk(3, -1))
+        return self.split(x, self.packed(x), positions)
+
+    def split(self, x: Tensor, packed: Tensor | None, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`project`, where the packed product may be there already."""
+        if packed is not None:
+            q, k, v = packed.transpose(1, 3).unbind(2)
         else:
-            q, k, v = (split_heads(linear(x), self.heads) for linear in linears)
+            q, k, v = (split_heads(linear(x), self.heads) for linear in (self.query, self.key, self.value))
         if self.position is not None:
             q, k = self.position.turn(q, positions), self.position.turn(k, positions)
         return q, k, v
@@ -240,11 +272,9 @@ class SelfAttention(Attention):
         if causal:
             order = causal_mask(q.shape[-2], k.shape[-2], q.device)
             allowed = order if allowed is None else allowed & order
-        weights = F.dropout(masked_softmax(self.scores(q, k, t, s), allowed), self.dropout, self.training)
+        weights = dropout(masked_softmax(self.scores(q, k, t, s), allowed), self.dropout, self.training)
         mixed = weights @ v
-        if self.position is not None and self.position.on_values:
-            mixed = mixed + self.position.values(weights, t, s)
-        return mixed
+        return mixed if self.position is None else mixed + self.position.values(weights, t, s)
 
     def scores(self, q: Tensor, k: Tensor, t: Tensor, s: Tensor) -> Tensor:
         """How well each query fits each key: (…, T, S)."""
@@ -272,15 +302,4 @@ class Unscaled(SelfAttention):
     softmax saturates ("Attention is all you need", section 3.2.1; `headway lab scaling`). Time O(T²·D).
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        dropout: float = 0.0,
-        *,
-        causal: bool = False,
-        length: int | None = None,
-        position: InAttention | None = None,
-    ) -> None:
-        super().__init__(width, heads, dropout, causal=causal, length=length, position=position)
-        self.scale = 1.0
+    scale = 1.0

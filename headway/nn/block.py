@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from headway.nn.attention import Attention
 from headway.nn.cache import LayerCache
+from headway.nn.dropout import Dropout
 
 
 class FeedForward(nn.Module):
@@ -33,15 +34,11 @@ class Block(nn.Module):
         self.attention = attention
         self.feed_forward_norm = nn.LayerNorm(width)
         self.feed_forward = feed_forward
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, positions: Tensor, cache: LayerCache | None = None) -> Tensor:
         x = x + self.dropout(self.attention(self.attention_norm(x), positions, cache))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))  # (B, T, D)
-
-    def attention_map(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Where each position of this block's input looks: (B, H, T, T)."""
-        return self.attention.weights(self.attention_norm(x), positions)
 
     def empty_cache(self, rows: int, length: int) -> LayerCache:
         return self.attention.empty_cache(rows, length)

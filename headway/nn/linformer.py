@@ -81,7 +81,7 @@ class Linformer(Attention):
         return clear(self.output(mixed), mixed, mask)
 
     def take_position(self, scheme: InAttention) -> None:
-        if adds_to_pairs(scheme):
+        if not scheme.only_turns:
             raise ValueError(
                 f"Linformer has no scores of pairs for {type(scheme).__name__} to add to: take Rotary, or positions "
                 "on the embeddings"
@@ -112,8 +112,3 @@ class Linformer(Attention):
 
     def empty_cache(self, rows: int, length: int) -> LayerCache:
         raise ValueError(NOT_CAUSAL)
-
-
-def adds_to_pairs(position: InAttention) -> bool:
-    """Does the scheme do more than turn queries and keys?"""
-    return position.on_values or type(position).bias is not InAttention.bias

@@ -190,12 +190,11 @@ class MultiheadAttention(nn.Module):
         position acts on the values, and where they are dropped out on a CPU, which the fused kernel does slower.
         """
         t, s = q.shape[-2], k.shape[-2]
-        on_values = False
+        on_values = self.position is not None and self.position.on_values
         if self.position is not None:
             places = torch.arange(t, device=q.device)
             q, k = self.position.turn(q, places), self.position.turn(k, places)
             bias = total(bias, self.position.bias(q * self.head_dim**-0.5, places, places))
-            on_values = self.position.on_values
         explicit = need_weights or on_values or (p > 0.0 and q.device.type == "cpu")
         fused_causal = causal and allowed is None and bias is None and not (explicit or self.extra_keys)
         if causal and not fused_causal:
@@ -217,7 +216,7 @@ class MultiheadAttention(nn.Module):
         weights = scores.softmax(-1)
         weights = drop(weights if nothing is None else weights.masked_fill(nothing, 0.0), p)
         mixed = weights @ v
-        if self.position is not None and on_values:
+        if self.position is not None:
             mixed = mixed + self.position.values(weights[..., :s], places, places)
         return mixed, weights if need_weights else None, nothing
 

@@ -95,7 +95,12 @@ class InAttention(nn.Module):
     differ, or with axes between: they broadcast against queries (B, H, …, T, K) and scores (B, H, …, T, S).
     """
 
-    on_values = False  # does `values` add anything?
+    on_values = False  # does `values` add anything? If not, no weights need to be written out for it
+
+    @property
+    def only_turns(self) -> bool:
+        """Does the scheme act on queries and keys alone? Then a kernel that knows no biases will do."""
+        return not self.on_values and type(self).bias is InAttention.bias
 
     def turn(self, x: Tensor, positions: Tensor) -> Tensor:
         """Queries or keys (B, H, T, K), turned to their positions, (T,) or (B, T)."""
@@ -106,8 +111,8 @@ class InAttention(nn.Module):
         return None
 
     def values(self, weights: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        """What is added to the weighted values, for weights (B, H, …, T, S): (B, H, …, T, K)."""
-        raise NotImplementedError
+        """What is added to the weighted values, for weights (B, H, …, T, S): broadcasts to (B, H, …, T, K)."""
+        return weights.new_zeros(())
 
 
 class Rotary(InAttention):

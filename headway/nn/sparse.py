@@ -26,6 +26,7 @@ class BlockSparse(SelfAttention):
     """Self-attention whose pattern is a table of blocks; a subclass says which."""
 
     block: int
+    by_products = False  # pairs are left out
 
     @abstractmethod
     def key_blocks(self, blocks: int, device: torch.device) -> Tensor:

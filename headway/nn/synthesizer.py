@@ -41,6 +41,7 @@ from headway.nn.attention import (
     visible,
 )
 from headway.nn.cache import LayerCache
+from headway.nn.dropout import dropout
 from headway.nn.positions import InAttention
 
 
@@ -110,7 +111,7 @@ class Synthesizer(Attention):
             columns = torch.arange(v.shape[-2], device=x.device)
             allowed = columns <= positions[:, None, :, None]  # (B, 1, T, S): nothing after the token's own place
         weights = self.normalise(self.scores(x, k, positions, columns), allowed).expand(len(x), -1, -1, -1)
-        weights = F.dropout(weights, self.dropout, self.training)
+        weights = dropout(weights, self.dropout, self.training)
         mixed = join_heads(self.mix(weights, v, positions, columns))
         return clear(self.output(mixed), mixed, mask)
 
@@ -308,9 +309,7 @@ class DotProduct(Synthesizer):
 
     def mix(self, weights: Tensor, v: Tensor, t: Tensor, s: Tensor) -> Tensor:
         mixed = super().mix(weights, v, t, s)
-        if self.position is not None and self.position.on_values:
-            mixed = mixed + self.position.values(weights, place(t), place(s))
-        return mixed
+        return mixed if self.position is None else mixed + self.position.values(weights, place(t), place(s))
 
     def turned(self, x: Tensor, positions: Tensor) -> Tensor:
         """Queries or keys (B, T, D), cut into heads and turned to their positions: (B, H, T, K)."""

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headway.memory import Room
 from headway.models import CausalModel
 from headway.ranks import ALONE, Ranks
 from headway.text import Tokenizer
@@ -44,6 +45,13 @@ class Batch:
             there = there & learned[:, 1:]
         return cls(rows[:, :-1], rows[:, 1:].masked_fill(~there, IGNORE), lengths - 1)
 
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, rows: slice | Tensor) -> Batch:
+        """Some of its rows."""
+        return Batch(self.inputs[rows], self.targets[rows], self.lengths[rows])
+
     @property
     def tokens(self) -> int:
         """Inputs that are not padding."""
@@ -69,10 +77,7 @@ class Batch:
         if count <= 1:
             return [self.trimmed()]
         order = self.lengths.argsort(stable=True)
-        return [
-            Batch(self.inputs[rows], self.targets[rows], self.lengths[rows]).trimmed()
-            for rows in order.tensor_split(min(count, len(order)))
-        ]
+        return [self[rows].trimmed() for rows in order.tensor_split(min(count, len(order)))]
 
 
 def next_token_loss(model: CausalModel, batch: Batch) -> Tensor:
@@ -138,9 +143,14 @@ def mean_loss(model: CausalModel, batches: Sequence[Batch], among: Ranks = ALONE
     training = model.training
     model.eval()
     device = next(model.parameters()).device
+
+    def summed(rows: Batch) -> float:
+        return float(next_token_loss(model, rows.trimmed().to(device)))
+
+    room = Room()
     total, count = 0.0, 0
     for batch in batches:
-        total += float(next_token_loss(model, batch.trimmed().to(device)))
+        total += sum(room.each(summed, batch))
         count += batch.learned()
     model.train(training)
     total, count = among.total(torch.tensor([total, count], dtype=torch.float64)).tolist()

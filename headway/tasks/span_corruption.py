@@ -80,6 +80,11 @@ class SpanCorruption(Task):
         salient = torch.tensor([span for _, _, found in spans for span in found], dtype=torch.long).reshape(-1, 2)
         self.salient_starts, self.salient_ends = salient.T.contiguous()  # over the flat corpus, sorted
 
+    @property
+    def width(self) -> int:
+        marks = 2 + self.settings.closing
+        return min(self.longest, int(self.corpus.lengths.max())) + marks - 1
+
     def noise(self, count: int, generator: torch.Generator) -> Tensor:
         return torch.rand(8, count, generator=generator, dtype=torch.float64)
 

@@ -11,7 +11,9 @@ import difflib
 import gzip
 import os
 import zlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from headway.errors import DataError, SettingsError
@@ -27,6 +29,21 @@ FOREIGN_MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
+
+# What the notes on decoding count, and what became of it.
+DECODING = {
+    "CRLF line end": "read as LF",
+    "lone CR line end": "read as LF",
+    "invalid byte sequence": "read as U+FFFD",
+}
+
+
+class Misread(Exception):
+    """What is wrong at a line: counted from 0 in the bytes at hand, or from 1 in its file where these are rows."""
+
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(line, message)
+        self.line, self.message = line, message
 
 
 def silent(note: str) -> None:
@@ -48,8 +65,15 @@ def read_text(path: str | Path, *, errors: str = "strict", say: Notes = silent) 
     """
     if errors not in ("strict", "replace"):
         raise SettingsError([f'errors = {errors!r}: "strict" or "replace" is wanted'])
-    raw = _unpacked(path, _stored_bytes(path), say)
-    text = _decoded(path, _normalised(path, raw, say), errors, say)
+    raw = _unmarked(path, _unpacked(path, _stored_bytes(path), say), say)
+    notes: Counter[str] = Counter()
+    try:
+        text = decode(raw, errors, notes, 'read it with errors = "replace"')
+    except Misread as problem:
+        raise DataError(f"{path}:{problem.line + 1}: {problem.message}") from None
+    finally:
+        for noun, number in notes.items():
+            say(f"{path}: {counted(number, noun)} {DECODING[noun]}")
     if not text.strip():
         raise DataError(f"{path}: empty; there is {'only whitespace' if text else 'nothing'} in it")
     return text
@@ -57,11 +81,17 @@ def read_text(path: str | Path, *, errors: str = "strict", say: Notes = silent) 
 
 def _stored_bytes(path: str | Path) -> bytes:
     """The file as it lies on disk."""
-    file = Path(path)
+    with readable(path):
+        return Path(path).read_bytes()
+
+
+@contextmanager
+def readable(path: str | Path) -> Iterator[None]:
+    """What keeps the file from being opened or read in here is told as an error of the user's data."""
     try:
-        return file.read_bytes()
+        yield
     except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{path}: no such file{_lookalike(file)}") from None
+        raise DataError(f"{path}: no such file{_lookalike(Path(path))}") from None
     except IsADirectoryError:
         raise DataError(f"{path}: this is a folder where a file is wanted") from None
     except PermissionError:
@@ -97,44 +127,47 @@ def _unpacked(path: str | Path, raw: bytes, say: Notes) -> bytes:
         raise DataError(f"{path}: broken or cut-off gzip file ({error}); copy or compress it again") from None
 
 
-def _normalised(path: str | Path, raw: bytes, say: Notes) -> bytes:
-    """`raw` without a byte-order mark and with `\\n` as its only line end, done before decoding."""
-    for mark, name in FOREIGN_MARKS.items():
-        if raw.startswith(mark):
-            raise DataError(f"{path}: this is {name} (it begins with a {name} byte-order mark); re-save it as UTF-8")
+def _unmarked(path: str | Path, raw: bytes, say: Notes) -> bytes:
+    """`raw` without a byte-order mark."""
+    refuse_foreign(path, raw)
     if raw.startswith(codecs.BOM_UTF8):
         raw = raw.removeprefix(codecs.BOM_UTF8)
         say(f"{path}: byte-order mark removed")
-    for ending, name in ((b"\r\n", "CRLF"), (b"\r", "lone CR")):
-        if found := raw.count(ending):
-            raw = raw.replace(ending, b"\n")
-            say(f"{path}: {counted(found, f'{name} line end')} read as LF")
     return raw
 
 
-def _decoded(path: str | Path, raw: bytes, errors: str, say: Notes) -> str:
-    """`raw` as text. A NUL byte is an error even in "replace" mode: it never occurs in text."""
+def refuse_foreign(path: str | Path, first: bytes) -> None:
+    """An error where the first bytes of a file are the mark of an encoding that is not read."""
+    for mark, name in FOREIGN_MARKS.items():
+        if first.startswith(mark):
+            raise DataError(f"{path}: this is {name} (it begins with a {name} byte-order mark); re-save it as UTF-8")
+
+
+def decode(raw: bytes, errors: str, notes: Counter[str], way: str) -> str:
+    """Bytes as text with `\\n` as its only line end; raises Misread. `notes` counts what was put right.
+
+    A NUL byte is an error even with errors="replace": it never occurs in text. `way` is how to ask for that.
+    """
+    for ending, noun in ((b"\r\n", "CRLF line end"), (b"\r", "lone CR line end")):
+        if found := raw.count(ending):
+            notes[noun] += found
+            raw = raw.replace(ending, b"\n")
     if (nul := raw.find(b"\0")) >= 0:
         line, byte = _place(raw, nul)
-        raise DataError(
-            f"{path}:{line}: NUL byte at byte {byte}; "
-            "this looks like a binary file (or UTF-16): re-save it as UTF-8 text"
-        )
+        binary = "this looks like a binary file (or UTF-16): re-save it as UTF-8 text"
+        raise Misread(line, f"NUL byte at byte {byte}; {binary}")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         if errors == "strict":
             line, byte = _place(raw, error.start)
-            raise DataError(
-                f"{path}:{line}: not UTF-8 at byte {byte} (0x{raw[error.start]:02x}); "
-                're-save it as UTF-8 or read it with errors = "replace"'
-            ) from None
+            place = f"byte {byte} (0x{raw[error.start]:02x})"
+            raise Misread(line, f"not UTF-8 at {place}; re-save it as UTF-8 or {way}") from None
     text = raw.decode("utf-8", errors="replace")
-    replaced = text.count("\ufffd") - raw.count("\ufffd".encode())  # less those the file spells itself
-    say(f"{path}: {counted(replaced, 'invalid byte sequence')} read as U+FFFD")
+    notes["invalid byte sequence"] += text.count("\ufffd") - raw.count("\ufffd".encode())  # less those it spells itself
     return text
 
 
 def _place(raw: bytes, offset: int) -> tuple[int, int]:
-    """The line of a byte and its place in that line, both counted from 1."""
-    return raw.count(b"\n", 0, offset) + 1, offset - raw.rfind(b"\n", 0, offset)
+    """The line of a byte, counted from 0, and its place in that line, counted from 1."""
+    return raw.count(b"\n", 0, offset), offset - raw.rfind(b"\n", 0, offset)

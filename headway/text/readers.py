@@ -67,7 +67,7 @@ def read_documents(
     if documents not in ("lines", "file"):
         raise SettingsError([f'documents = {documents!r}: "lines" or "file" is wanted'])
     texts: list[str] = []
-    for file in _files(path):
+    for file in files_at(path):
         form = _format(file)
         if form in TABLES:
             read = _json_column if form == "jsonl" else _table_column
@@ -103,7 +103,7 @@ def read_pairs(
     else:
         rows = _plain_pairs(path, answers, errors, say)
     _raise_listed(
-        f"{path}:{line}: empty {name}" + (f" to {_shown(cells[0])}" if name == "answer" else "")
+        f"{path}:{line}: empty {name}" + (f" to {shown(cells[0])}" if name == "answer" else "")
         for line, cells in rows
         for name, cell in zip(("question", "answer"), cells, strict=False)
         if not cell.strip()
@@ -113,21 +113,13 @@ def read_pairs(
     return [Pair(cells[0], cells[1] if len(cells) > 1 else None, line) for line, cells in rows]
 
 
-def _files(path: str | Path) -> list[str | Path]:
+def files_at(path: str | Path) -> list[str | Path]:
     """The files that `path` stands for, sorted: itself, those in the folder, or those the pattern matches."""
     if os.path.isdir(path):
-        folder = Path(path)
-        endings = {f".{form}{packed}" for form in ("txt", *TABLES) for packed in ("", ".gz")}
-        found: list[str | Path] = [
-            file
-            for file in sorted(folder.rglob("*"))
-            if file.name.lower().endswith(tuple(endings))
-            and os.path.isfile(file)
-            and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-        ]
+        found = files_in(Path(path), [f".{form}{packed}" for form in ("txt", *TABLES) for packed in ("", ".gz")])
         if not found:
             raise DataError(f"{path}: no .txt, .tsv, .csv or .jsonl file (or .gz of one) in this folder")
-        return found
+        return [*found]
     if any(sign in str(path) for sign in "*?[") and not os.path.exists(path):
         matches: list[str | Path] = [
             name for name in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(name)
@@ -136,6 +128,17 @@ def _files(path: str | Path) -> list[str | Path]:
             raise DataError(f"{path}: no file matches this pattern")
         return matches
     return [path]
+
+
+def files_in(folder: Path, endings: Sequence[str]) -> list[Path]:
+    """The files below a folder whose names have one of these endings, sorted; what is hidden is left out."""
+    return [
+        file
+        for file in sorted(folder.rglob("*"))
+        if file.name.lower().endswith(tuple(endings))
+        and os.path.isfile(file)
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    ]
 
 
 def _format(path: str | Path) -> str:
@@ -158,11 +161,16 @@ def _table(path: str | Path, errors: str, say: Notes) -> list[Row]:
         rows = list(_csv_rows(path, text))
     else:
         rows = [(number, line.split("\t")) for number, line in _numbered_lines(text)]
-    kept = [(line, cells) for line, cells in rows if len(cells) > 1 or "".join(cells).strip()]
+    kept = [(line, cells) for line, cells in rows if filled(cells)]
     _say_skipped(path, len(rows) - len(kept), "empty line", say)
     if not kept:
         raise DataError(f"{path}: empty; there is no row with text in it")
     return kept
+
+
+def filled(cells: list[str]) -> bool:
+    """Whether a row is more than an empty line."""
+    return len(cells) > 1 or bool("".join(cells).strip())
 
 
 def _csv_rows(path: str | Path, text: str) -> Iterator[Row]:
@@ -175,7 +183,7 @@ def _csv_rows(path: str | Path, text: str) -> Iterator[Row]:
             yield start, cells
             start = reader.line_num + 1
     except csv.Error as error:
-        begins = _shown(text.split("\n")[start - 1])
+        begins = shown(text.split("\n")[start - 1])
         if str(error) == "unexpected end of data":
             raise DataError(f"{path}:{start}: a quote opened in this row is never closed: {begins}") from None
         raise DataError(f"{path}:{start}: not CSV ({error}), in the row that begins {begins}") from None
@@ -192,7 +200,7 @@ def _table_column(path: str | Path, column: str | int | None, errors: str, say: 
             column = 0
         else:
             raise DataError(
-                f"{path}: which column is the text? found: {_listed(names)}; "
+                f"{path}: which column is the text? found: {listed(names)}; "
                 f'name one (column = "title") or count from 0 in a table without a header (column = 1)'
             )
     return [cells[0] for _, cells in _selected(path, rows, [column], say)]
@@ -201,24 +209,24 @@ def _table_column(path: str | Path, column: str | int | None, errors: str, say: 
 def _selected(path: str | Path, rows: list[Row], columns: Sequence[str | int], say: Notes) -> list[Row]:
     """The rows cut down to `columns`. Names mean that the first row is a header; indexes, that none is."""
     line, header = rows[0]
-    indexes = [_column_index(f"{path}:{line}", header, column) for column in columns]
-    if all(_is_index(column) for column in columns):
+    indexes = [column_index(f"{path}:{line}", header, column) for column in columns]
+    if all(is_index(column) for column in columns):
         say(f"{path}: no header row expected, every row read")
     else:
         rows = rows[1:]
         if not rows:
-            raise DataError(f"{path}:{line}: nothing after the header row ({_listed(header)})")
+            raise DataError(f"{path}:{line}: nothing after the header row ({listed(header)})")
     _check_widths(path, rows, len(header), "as in the first row")
     return [(line, [cells[index] for index in indexes]) for line, cells in rows]
 
 
-def _is_index(column: str | int) -> bool:
+def is_index(column: str | int) -> bool:
     return isinstance(column, int) or column.isdecimal()
 
 
-def _column_index(place: str, header: list[str], column: str | int) -> int:
+def column_index(place: str, header: list[str], column: str | int) -> int:
     """Where `column`, a name or an index, stands in a table's first row."""
-    if _is_index(column):
+    if is_index(column):
         index = int(column)
         if not 0 <= index < len(header):
             raise DataError(f"{place}: no column {index}; there are {len(header)}, counted from 0")
@@ -233,12 +241,15 @@ def _column_index(place: str, header: list[str], column: str | int) -> int:
 
 def _check_widths(path: str | Path, rows: list[Row], wanted: int, shape: str) -> None:
     """Every row must have `wanted` cells; `shape` says why."""
-    wish = f"{wanted} {'is' if wanted == 1 else 'are'} wanted ({shape})"
     _raise_listed(
-        f"{path}:{line}: {counted(len(cells), 'column')} where {wish}: {_shown(cells[0])}"
-        for line, cells in rows
-        if len(cells) != wanted
+        f"{path}:{line}: {width_problem(cells, wanted, shape)}" for line, cells in rows if len(cells) != wanted
     )
+
+
+def width_problem(cells: list[str], wanted: int, shape: str = "as in the first row") -> str:
+    """What is wrong with a row that has not `wanted` cells."""
+    wish = f"{wanted} {'is' if wanted == 1 else 'are'} wanted ({shape})"
+    return f"{counted(len(cells), 'column')} where {wish}: {shown(cells[0])}"
 
 
 def _table_pairs(
@@ -248,7 +259,7 @@ def _table_pairs(
     rows = _table(path, errors, say)
     header = [cell.strip() for cell in rows[0][1]]
     answer = columns[1]
-    present = int(answer) < len(header) if _is_index(answer) else answer in header
+    present = int(answer) < len(header) if is_index(answer) else answer in header
     return _selected(path, rows, columns if _with_answers(answers, present) else columns[:1], say)
 
 
@@ -297,30 +308,37 @@ def _json_objects(path: str | Path, errors: str, say: Notes) -> list[tuple[int, 
     objects: list[tuple[int, dict[str, Any]]] = []
     problems: list[str] = []
     for line, text in read_lines(path, errors=errors, say=say):
-        try:
-            item = json.loads(text)
-        except json.JSONDecodeError as error:
-            problems.append(f"{path}:{line}: not JSON ({error.msg}) at column {error.colno}: {_shown(text)}")
-        except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
-            problems.append(f"{path}:{line}: not JSON that can be read ({error}): {_shown(text)}")
+        item, problem = json_object(text)
+        if problem:
+            problems.append(f"{path}:{line}: {problem}")
         else:
-            if isinstance(item, dict):
-                objects.append((line, item))
-            else:
-                problems.append(f'{path}:{line}: not a JSON object (like {{"text": "..."}}): {_shown(text)}')
+            objects.append((line, item))
     _raise_listed(problems)
     return objects
+
+
+def json_object(text: str) -> tuple[dict[str, Any], str]:
+    """(the object in a line, what is wrong with the line): one of them is empty."""
+    try:
+        item = json.loads(text)
+    except json.JSONDecodeError as error:
+        return {}, f"not JSON ({error.msg}) at column {error.colno}: {shown(text)}"
+    except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
+        return {}, f"not JSON that can be read ({error}): {shown(text)}"
+    if not isinstance(item, dict):
+        return {}, f'not a JSON object (like {{"text": "..."}}): {shown(text)}'
+    return item, ""
 
 
 def _json_strings(path: str | Path, objects: list[tuple[int, dict[str, Any]]], keys: list[str]) -> list[Row]:
     """The strings under `keys` of every object, as rows of a table."""
     _raise_listed(
-        f"{path}:{line}: {problem}" for line, item in objects for key in keys if (problem := _json_problem(item, key))
+        f"{path}:{line}: {problem}" for line, item in objects for key in keys if (problem := json_problem(item, key))
     )
     return [(line, [item[key] for key in keys]) for line, item in objects]
 
 
-def _json_problem(item: dict[str, Any], key: str) -> str | None:
+def json_problem(item: dict[str, Any], key: str) -> str | None:
     """What is wrong with item[key], if anything."""
     if key not in item:
         return f"no key '{key}'{nearest(key, item)}"
@@ -354,21 +372,21 @@ def _say_skipped(path: str | Path, number: int, noun: str, say: Notes) -> None:
 
 def _raise_listed(problems: Iterable[str]) -> None:
     """One error for all the bad rows of a file: the first few in full, and how many more there are."""
-    listed = list(problems)
-    if rest := listed[SHOWN_ROWS:]:
-        listed[SHOWN_ROWS:] = [f"... and {counted(len(rest), 'more row')} like these"]
-    if listed:
-        raise DataError("\n".join(listed))
+    found = list(problems)
+    if rest := found[SHOWN_ROWS:]:
+        found[SHOWN_ROWS:] = [f"... and {counted(len(rest), 'more row')} like these"]
+    if found:
+        raise DataError("\n".join(found))
 
 
 def _shortened(text: str) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """A value as it may stand in a message: quoted, invisible characters spelled out, not too long."""
     return repr(_shortened(text))
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(_shown(name) for name in names)
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(shown(name) for name in names)

@@ -8,7 +8,7 @@
 
 Shards follow each other without a gap: all hold `shard_tokens` tokens, the last what is left, and a document may run
 on into the next shard. The tokens are those of `Corpus.encode`; a mask mark closes each of several documents.
-A folder without index.json is an unfinished preparation (see `prepare`). Nothing in it is a pickle.
+A folder without index.json is an unfinished preparation (see `preparation`). Nothing in it is a pickle.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from headway.errors import SettingsError, UserError, nearest
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 CPU_BFLOAT16_WIDTH = 256  # below it the casts cost more than the products save
-PRECISIONS = ("auto", "float32", "bfloat16")
+PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
 
 def choose_device(wanted: str = "auto") -> tuple[torch.device, str]:
@@ -36,9 +38,11 @@ def choose_precision(device: torch.device, wanted: str = "auto", width: int = 25
         return torch.float32, f"on a CPU bfloat16 pays from width {CPU_BFLOAT16_WIDTH} on, this model has {width}"
     if wanted == "bfloat16" and not has:
         raise SettingsError([f"training.precision = 'bfloat16': {reason}; use 'float32' or 'auto'"])
+    if wanted == "float16" and device.type != "cuda":
+        return torch.float32, "float16 was asked for, which is for CUDA GPUs"
     if wanted == "auto":
         return (torch.bfloat16 if has else torch.float32), reason
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted], "as asked"
+    return getattr(torch, wanted), "as asked"
 
 
 def has_bfloat16(device: torch.device) -> tuple[bool, str]:
@@ -57,6 +61,19 @@ def autocast(device: torch.device, precision: torch.dtype) -> Any:
     if precision == torch.float32:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=precision)
+
+
+@contextlib.contextmanager
+def repeatable(device: torch.device, wanted: bool) -> Iterator[None]:
+    """Within it, where wanted, a GPU adds up in the same order every time. A CPU does so always."""
+    before = torch.are_deterministic_algorithms_enabled()
+    if wanted and device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS may choose another way each time
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def describe(device: torch.device) -> str:

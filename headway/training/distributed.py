@@ -40,6 +40,7 @@ from headway.training.checkpoint import Checkpoints, State, Writer, fingerprint,
 from headway.training.engine import Engine, Outcome, Plain, clip_gradients
 from headway.training.optimizer import Optimizer
 from headway.training.order import mix
+from headway.training.parts import during
 from headway.training.streams import Stream, token_losses
 
 NAMES = ("auto", "ddp", "fsdp")
@@ -72,6 +73,10 @@ class Layout:
 
     def writer(self, checkpoints: Checkpoints) -> Writer:
         return Writer(checkpoints)
+
+    def at_hand(self) -> CausalModel:
+        """A whole model of this kind in this process, to count what a row costs."""
+        return self.model
 
 
 class Several(Layout):
@@ -165,6 +170,9 @@ class Sharded(Several):
     def writer(self, checkpoints: Checkpoints) -> Writer:
         return PartsWriter(checkpoints, self.ranks)
 
+    def at_hand(self) -> CausalModel:
+        return self.blank
+
 
 @dataclass
 class Together(Engine):
@@ -174,34 +182,45 @@ class Together(Engine):
     layout: Several
 
     def step(self, step: int, rate: float) -> Outcome:
-        plain, ranks = self.plain, self.layout.ranks
+        plain, ranks, optimizer = self.plain, self.layout.ranks, self.plain.optimizer
         device = next(plain.model.parameters()).device
-        streams = [stream for stream in plain.streams if stream.takes_part(step)]
-        batches, tokens = zip(*(self.own(stream, step) for stream in streams), strict=True)
-        counted = [[count, batch.learned()] for count, batch in zip(tokens, batches, strict=True)]
-        counts = ranks.total(torch.tensor(counted))  # (streams, 2): of all processes
-        pieces = [
-            (piece, stream.weight / max(1, learned))
-            for stream, batch, (tokens, learned) in zip(streams, batches, counts.tolist(), strict=True)
-            for piece in batch.pieces(self.pieces(stream, step, tokens, device))
-        ]
+        with during("making batches"):
+            streams = [stream for stream in plain.streams if stream.takes_part(step)]
+            batches, own = zip(*(self.own(stream, step) for stream in streams), strict=True)
+            counted = [[tokens, batch.learned()] for tokens, batch in zip(own, batches, strict=True)]
+            counts = ranks.total(torch.tensor(counted))  # (streams, 2): of all processes
+            learned = counts[:, 1].clamp(min=1).tolist()
+            pieces = [
+                (place, piece)
+                for place, (stream, batch) in enumerate(zip(streams, batches, strict=True))
+                for piece in batch.pieces(self.pieces(stream, step, int(counts[place, 0]), device))
+            ]
         torch.manual_seed(mix(plain.seed, "dropout", step, *([] if ranks.leads else [ranks.rank])))
-        plain.optimizer.set_rate(rate)
-        loss = torch.zeros((), device=device)
+        optimizer.set_rate(rate)
+        sums = torch.zeros(len(streams), device=device)  # of the losses of each stream's tokens
         with devices.autocast(device, plain.precision):
-            for number, (piece, share) in enumerate(pieces, 1):
+            for number, (place, piece) in enumerate(pieces, 1):
                 with self.layout.exchanging(number == len(pieces)):
-                    loss += self.gradients(piece.to(device), share)
-        norm = full(clip_gradients(plain.model, plain.clip))
-        plain.optimizer.step_unless_infinite(norm)
-        plain.optimizer.zero_grad()
-        return Outcome(int(counts[:, 0].sum()), ranks.total(loss), norm)
+                    sums[place] += self.gradients(piece.to(device), streams[place].weight / learned[place])
+        with during("clipping"):
+            optimizer.unscale()
+            norm = full(clip_gradients(plain.model, plain.clip))
+        with during("optimizer"):
+            optimizer.step_unless_infinite(norm)
+            optimizer.zero_grad()
+        means = ranks.total(sums) / torch.tensor(learned, device=device)
+        loss = (means * torch.tensor([stream.weight for stream in streams], device=device)).sum()
+        losses = {stream.name: mean for stream, mean in zip(streams, means.unbind(), strict=True)}
+        positions = int(ranks.total(torch.tensor(sum(piece.inputs.numel() for _, piece in pieces))))
+        return Outcome(int(counts[:, 0].sum()), positions, loss, norm, losses)
 
     def gradients(self, piece: Batch, share: float) -> Tensor:
-        """Add the gradients of the piece's summed loss times `share`; returns that loss."""
-        loss = token_losses(self.layout.forward, piece.inputs, piece.targets).sum() * share  # type: ignore[arg-type]
-        loss.backward()
-        return loss.detach()
+        """Add the gradients of the piece's summed loss times `share`; returns the sum."""
+        with during("forward"):
+            summed = token_losses(self.layout.forward, piece.inputs, piece.targets).sum()  # type: ignore[arg-type]
+        with during("backward"):
+            self.plain.optimizer.backward(summed * share)
+        return summed.detach()
 
     def own(self, stream: Stream, step: int) -> tuple[Batch, int]:
         """(this process's rows of a stream, their tokens). Where there are fewer rows than processes, it may have none:
@@ -271,7 +290,10 @@ def arrange(
     precisions = {devices.choose_precision(device, stage.precision, width)[0] for stage in stages}
     if len(precisions) > 1:
         raise SettingsError(["pretraining.training.precision: with fsdp, the whole run has one training.precision"])
-    layout = Sharded(model, ranks, device, precisions.pop())
+    precision = precisions.pop()
+    if precision == torch.float16:
+        raise SettingsError(["training.precision = 'float16': fsdp has no loss scale; use 'bfloat16', or ddp"])
+    layout = Sharded(model, ranks, device, precision)
     return layout, f"; {ranks.size} processes, each with 1/{ranks.size} of the model (fsdp, as asked)"
 
 

@@ -25,11 +25,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from headway.files import one_line
+from headway.memory import is_out_of_memory
 from headway.models import CausalModel
 from headway.tasks.base import IGNORE, Batch
 from headway.training import device as devices
 from headway.training.optimizer import Optimizer
 from headway.training.order import mix
+from headway.training.parts import during
 from headway.training.streams import Stream, by_length, token_losses
 
 NAMES = ("auto", "plain", "graph", "compiled")
@@ -43,8 +46,10 @@ class Outcome:
     """What a step did. The tensors are still on the device, and perhaps still being computed."""
 
     tokens: int  # inputs that were not padding
+    positions: int  # inputs that were computed, padding included
     loss: Tensor
     norm: Tensor
+    losses: dict[str, Tensor]  # of each stream that took part, its mean loss a token, not weighted
 
 
 class Engine(ABC):
@@ -67,31 +72,42 @@ class Plain(Engine):
 
     def step(self, step: int, rate: float) -> Outcome:
         device = next(self.model.parameters()).device
-        batches = [(stream, stream.batch(step)) for stream in self.streams if stream.takes_part(step)]
+        with during("making batches"):
+            batches = [(stream, stream.batch(step)) for stream in self.streams if stream.takes_part(step)]
         torch.manual_seed(mix(self.seed, "dropout", step))
         self.optimizer.set_rate(rate)
-        total = torch.zeros((), device=device)
+        total, positions = torch.zeros((), device=device), 0
+        losses = {}
         with devices.autocast(device, self.precision):
             for stream, batch in batches:
-                total += self.gradients(stream, batch, device)
-        norm = clip_gradients(self.model, self.clip)
-        self.optimizer.step_unless_infinite(norm)
-        self.optimizer.zero_grad()
-        return Outcome(sum(batch.tokens for _, batch in batches), total, norm)
+                with during("making batches"):
+                    pieces = batch.pieces(self.pieces(batch.tokens, device))
+                positions += sum(piece.inputs.numel() for piece in pieces)
+                losses[stream.name] = self.gradients(pieces, batch.learned(), stream.weight, device)
+                total += stream.weight * losses[stream.name]
+        with during("clipping"):
+            self.optimizer.unscale()
+            norm = clip_gradients(self.model, self.clip)
+        with during("optimizer"):
+            self.optimizer.step_unless_infinite(norm)
+            self.optimizer.zero_grad()
+        return Outcome(sum(batch.tokens for _, batch in batches), positions, total, norm, losses)
 
-    def gradients(self, stream: Stream, batch: Batch, device: torch.device) -> Tensor:
-        """Add the gradients of the stream's weighted mean loss a token, piece by piece; returns that loss.
+    def gradients(self, pieces: Sequence[Batch], learned: int, weight: float, device: torch.device) -> Tensor:
+        """Add the gradients of a stream's weighted mean loss a token, piece by piece; returns the mean, not weighted.
 
         Each piece's loss is a sum, divided by the token count of the whole batch: never a mean of means.
         """
-        share = stream.weight / max(1, batch.learned())
+        learned = max(1, learned)
         total = torch.zeros((), device=device)
-        for piece in batch.pieces(self.pieces(batch.tokens, device)):
+        for piece in pieces:
             there = piece.to(device)
-            loss = token_losses(self.model, there.inputs, there.targets).sum() * share
-            loss.backward()
-            total += loss.detach()
-        return total
+            with during("forward"):
+                summed = token_losses(self.model, there.inputs, there.targets).sum()
+            with during("backward"):
+                self.optimizer.backward(summed * (weight / learned))
+            total += summed.detach()
+        return total / learned
 
     def pieces(self, tokens: int, device: torch.device) -> int:
         """On a CPU narrow pieces save padding; a GPU wants one large one."""
@@ -119,7 +135,7 @@ class Captured(Engine):
         self.streams = streams
         self.losses: Callable[..., Tensor] = InLowPrecision(model, precision).losses
         if compiled:
-            self.losses = torch.compile(self.losses, fullgraph=True, dynamic=False)
+            self.losses = torch.compile(self.losses, fullgraph=True, dynamic=False, options=compiler_options())
         self.feed = Feed(streams, self.device)
         self.active: list[Stream] = []
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -128,12 +144,15 @@ class Captured(Engine):
         active = [stream for stream in self.streams if stream.takes_part(step)]
         if active != self.active:
             self.capture(active, step)
-        tokens = self.feed.fill(step, self.active, self.buffers)
+        with during("making batches"):
+            tokens = self.feed.fill(step, self.active, self.buffers)
         torch.cuda.manual_seed(mix(self.seed, "dropout", step))
         self.optimizer.set_rate(rate)
         assert self.graph is not None
-        self.graph.replay()
-        return Outcome(tokens, self.loss.clone(), self.norm.clone())
+        with during("replay"):
+            self.graph.replay()
+        losses = dict(zip(self.names, self.means.clone().unbind(), strict=True))
+        return Outcome(tokens, self.positions, self.loss.clone(), self.norm.clone(), losses)
 
     def capture(self, active: list[Stream], step: int) -> None:
         """Record the step for these streams. It is tried out first; what that changes is put back."""
@@ -141,8 +160,27 @@ class Captured(Engine):
         self.graph = None
         self.feed.forget()
         self.buffers = [Buffer(group, self.device) for group in by_length(active)]
+        self.names = [stream.name for buffer in self.buffers for stream in buffer.streams]
+        self.positions = sum(buffer.inputs.numel() for buffer in self.buffers)
         self.feed.fill(step, active, self.buffers)
         saved = self.optimizer.snapshot()
+        try:
+            self.warm_up()
+            self.optimizer.restore(saved)
+            self.optimizer.zero_grad()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self.loss, self.norm, self.means = self.body()
+        except Exception as error:
+            self.optimizer.restore(saved)
+            self.optimizer.zero_grad()
+            if is_out_of_memory(error):
+                raise
+            raise CannotCapture(one_line(str(error))[:200] or type(error).__name__) from error
+        self.graph = graph
+
+    def warm_up(self) -> None:
+        """Take the step a few times, in as many parts as the memory makes necessary."""
         while True:
             try:
                 side = torch.cuda.Stream()
@@ -151,7 +189,7 @@ class Captured(Engine):
                     for _ in range(WARM_UP):
                         self.body()
                 torch.cuda.current_stream().wait_stream(side)
-                break
+                return
             except torch.cuda.OutOfMemoryError:
                 rows = max(len(buffer.inputs) for buffer in self.buffers)
                 self.optimizer.zero_grad()
@@ -160,33 +198,59 @@ class Captured(Engine):
                     raise
                 self.accumulate *= 2
                 self.say(f"out of memory: the same step is now taken in {self.accumulate} parts, training.accumulate")
-        self.optimizer.restore(saved)
-        self.optimizer.zero_grad()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self.loss, self.norm = self.body()
-        self.graph = graph
 
-    def body(self) -> tuple[Tensor, Tensor]:
-        """What is captured: from the buffers to the updated weights."""
+    def body(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What is captured: from the buffers to the updated weights. Returns the loss, the norm of the gradient and
+        every stream's mean loss a token, in the order of the buffers."""
         self.optimizer.zero_grad()
         total = torch.zeros((), device=self.device)
+        means = []
         for buffer in self.buffers:
-            shares = buffer.shares()  # (B, 1)
+            learned = buffer.learned()
+            shares = buffer.shares(learned)  # (B, 1)
             parts = (buffer.inputs, buffer.targets, shares)
+            rows = []
             for inputs, targets, share in zip(*(part.chunk(self.accumulate) for part in parts), strict=True):
-                loss = (self.losses(inputs, targets) * share).sum()
-                loss.backward()
+                losses = self.losses(inputs, targets)
+                loss = (losses * share).sum()
+                self.optimizer.backward(loss)
                 total = total + loss.detach()
+                rows.append(losses.detach().sum(1))
+            means += buffer.means(torch.cat(rows), learned)
+        self.optimizer.unscale()
         norm = clip_gradients(self.model, self.clip)
         self.optimizer.step_unless_infinite(norm)
-        return total, norm
+        return total, norm, torch.stack(means)
+
+
+class CannotCapture(Exception):
+    """Something in the model or on this machine does not let a step be compiled or captured."""
+
+
+class FirstThatWorks(Engine):
+    """The first of several engines that can carry out a step; what is wrong with those before it is said."""
+
+    def __init__(self, choices: Sequence[tuple[str, Callable[[], Engine]]], say: Callable[[str], None]) -> None:
+        (_, make), *self.others = choices
+        self.engine = make()
+        self.say = say
+
+    def step(self, step: int, rate: float) -> Outcome:
+        while True:
+            try:
+                return self.engine.step(step, rate)
+            except CannotCapture as error:
+                if not self.others:
+                    raise
+                (how, make), *self.others = self.others
+                self.say(f"the step could not be made faster as planned ({error}); {how} instead")
+                self.engine = make()
 
 
 class InLowPrecision:
-    """The model with a bfloat16 copy of its weights, made anew in every pass; gradients reach the float32 weights.
+    """The model with a 16-bit copy of its weights, made anew in every pass; gradients reach the float32 weights.
 
-    Activations are bfloat16 throughout, which halves what the element-wise kernels have to move; norms and softmax
+    Activations have 16 bits throughout, which halves what the element-wise kernels have to move; norms and softmax
     compute in float32 inside, and the loss is float32.
     """
 
@@ -213,13 +277,18 @@ class Buffer:
         self.inputs = torch.zeros(sum(self.rows), width, dtype=torch.long, device=device)
         self.targets = torch.full_like(self.inputs, IGNORE)
 
-    def shares(self) -> Tensor:
+    def learned(self) -> list[Tensor]:
+        """How many targets of each stream count, at least 1."""
+        return [(targets != IGNORE).sum().clamp(min=1) for targets in self.targets.split(self.rows)]
+
+    def shares(self, learned: Sequence[Tensor]) -> Tensor:
         """What each row's losses are multiplied by, (B, 1): its stream's weight over the stream's learned tokens."""
-        parts = []
-        for stream, targets in zip(self.streams, self.targets.split(self.rows), strict=True):
-            learned = (targets != IGNORE).sum().clamp(min=1)
-            parts.append((stream.weight / learned).expand(len(targets), 1))
-        return torch.cat(parts)
+        parts = zip(self.streams, learned, strict=True)
+        return torch.cat([(stream.weight / count).expand(stream.rows, 1) for stream, count in parts])
+
+    def means(self, rows: Tensor, learned: Sequence[Tensor]) -> list[Tensor]:
+        """Each stream's mean loss a token, from the summed losses of every row (B,)."""
+        return [part.sum() / count for part, count in zip(rows.split(self.rows), learned, strict=True)]
 
 
 @dataclass
@@ -319,10 +388,30 @@ def build(
     say: Callable[[str], None],
 ) -> Engine:
     """The engine that `[training] engine` asks for, or the fastest that works here."""
-    captured, compiled, _ = choose(settings, next(model.parameters()).device)
-    if captured:
+
+    def captured(compiled: bool) -> Engine:
         return Captured(model, streams, optimizer, seed, precision, settings.clip, settings.accumulate, compiled, say)
-    return Plain(model, streams, optimizer, seed, precision, settings.clip, settings.accumulate)
+
+    def plain() -> Engine:
+        return Plain(model, streams, optimizer, seed, precision, settings.clip, settings.accumulate)
+
+    choices: list[tuple[str, Callable[[], Engine]]] = [
+        ("compiled and captured", lambda: captured(True)),
+        ("captured without compiling", lambda: captured(False)),
+        ("operation by operation", plain),
+    ]
+    wanted = choose(settings, next(model.parameters()).device)
+    return FirstThatWorks(choices[2 - wanted[0] - wanted[1] :], say)
+
+
+def compiler_options() -> dict[str, Any]:
+    """What this version of the compiler is told, of what it can be told."""
+    wanted = {
+        "triton.mix_order_reduction": False,  # the gradients of a norm's input and weights in one kernel: slower
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+    known = torch._inductor.list_options()
+    return {name: value for name, value in wanted.items() if name in known}
 
 
 def choose(settings: Any, device: torch.device) -> tuple[bool, bool, str]:

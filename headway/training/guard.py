@@ -16,7 +16,6 @@ from headway.training.streams import Stream
 BAD_STEPS = ("stop", "skip")
 IN_A_ROW = 10  # steps without a number after which there is no point in going on
 SHOWN = 32  # rows of a stream that a message names
-NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # in torch's messages
 
 
 @contextmanager
@@ -59,11 +58,6 @@ def describe_rows(streams: Sequence[Stream], step: int) -> str:
             more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
             parts.append(f"{stream.name} {', '.join(map(str, rows[:SHOWN]))}{more}")
     return "; ".join(parts)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the machine or the device had no memory left: torch says so of a CPU in words alone."""
-    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in NO_MEMORY)
 
 
 class Spikes:

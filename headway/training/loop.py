@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from headway.console import Reporter, scores
 from headway.errors import Interrupted, UserError
 from headway.files import read_json_lines, write_json_lines
+from headway.memory import is_out_of_memory
 from headway.models import CausalModel
 from headway.settings import setting
 from headway.tasks import Task
@@ -27,6 +28,7 @@ from headway.training import device as devices
 from headway.training import distributed, schedules
 from headway.training import engine as engines
 from headway.training import optimizer as optimizers
+from headway.training.accounting import Costs, Meter, peak_flops
 from headway.training.checkpoint import Checkpoints, State, all_finite
 from headway.training.guard import (
     BAD_STEPS,
@@ -35,9 +37,10 @@ from headway.training.guard import (
     describe_rows,
     interruptible,
     is_finite,
-    is_out_of_memory,
 )
 from headway.training.order import Sequential, Shuffled, mix
+from headway.training.parts import during
+from headway.training.profile import Profile, Unprofiled
 from headway.training.streams import Stream
 
 
@@ -76,6 +79,9 @@ class TrainingSettings:
     weight: float = setting(1.0, "of the task's mean loss a token, beside streams", least=0.0)
     seed: int = setting(0, "all randomness comes from it", least=0, most=2**63 - 1)
     precision: str = setting("auto", "of the matrix products", choices=devices.PRECISIONS)
+    deterministic: bool = setting(
+        False, "on a GPU, add up in the same order every time: resuming is exact there too, and slower"
+    )
     device: str = setting("auto", "where to train", choices=devices.DEVICES)
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -138,6 +144,7 @@ class Plan:
     streams: Sequence[Stream]
     spikes: Spikes
     at_hand: bool  # loss and gradient can be looked at without waiting for a device
+    meter: Meter
 
 
 @dataclass
@@ -151,6 +158,7 @@ class Trainer:
     report: Reporter
     watch: Callable[[dict[str, Any]], None] = lambda record: None  # sees every record of metrics.jsonl
     state: State = field(default_factory=State)
+    profile: bool = False  # look at a window of steps
     layout: distributed.Layout = None  # type: ignore[assignment]  # one process has it all
 
     def __post_init__(self) -> None:
@@ -199,23 +207,27 @@ class Trainer:
     def run(self) -> State:
         """Train what is left of the stages."""
         self.ranks.led(lambda: self.checkpoints.require_room(self.model))
+        left = [stage for stage in self.stages if self.state.step < stage.end and not self.state.done]
+        steps = [stage.end - max(stage.begin, self.state.step) for stage in left]
+        profile = Profile(self.directory, self.report, steps) if self.profile else Unprofiled()
         with interruptible() as interrupted, self.writer:
-            for stage in self.stages:
-                if self.state.step < stage.end and not self.state.done:
-                    self.fit(stage, interrupted)
+            for stage in left:
+                self.fit(stage, interrupted, profile)
             self.writer.wait()
             if self.state.step not in self.checkpoints.steps():  # a run of no steps
                 self.state.done = True
                 self.writer.save(self.model, None, self.state, self.stages[-1].settings.keep)
         return self.state
 
-    def fit(self, stage: Stage, interrupted: Callable[[], int]) -> None:
+    def fit(self, stage: Stage, interrupted: Callable[[], int], profile: Unprofiled) -> None:
         """Train one stage to its end."""
         settings, state = stage.settings, self.state
         plan = self.plan(stage)
-        meter = Meter(state)
+        meter = plan.meter
         self.model.train()
-        with self.report.progress(stage.name, settings.steps, state.step - stage.begin) as progress:
+        profile.begin(stage.name, stage.end - state.step, meter.device)
+        meter.skip()
+        with profile, self.report.progress(stage.name, settings.steps, state.step - stage.begin) as progress:
             while state.step < stage.end:
                 step = state.step - stage.begin
                 share = plan.rate(step)
@@ -226,15 +238,16 @@ class Trainer:
                     logged = self.look(stage, plan, step, done) and logged
                 state.step += 1
                 state.tokens += done.tokens
-                meter.add(done.tokens)
+                meter.add(done)
 
                 if logged:
                     record = {
                         "stage": stage.name,
                         "step": state.step,
                         "loss": float(done.loss),
+                        **({"losses": fetched(done.losses)} if stage.sides else {}),
                         "learning_rate": share * settings.learning_rate,
-                        "gradient_norm": float(done.norm),
+                        "gradient_norm": float(done.norm) if done.norm.isfinite() else None,  # float16 overflowed
                         "tokens": state.tokens,
                         **meter.read(),
                         **({"skipped": state.skipped} if state.skipped else {}),
@@ -243,6 +256,7 @@ class Trainer:
                     progress.update(step + 1, record)
                     self.warn_of_spike(stage, plan, record)
                 meter.lap()
+                profile.after(step)
                 scored = due(settings.evaluate_every, step + 1) or (last and stage.final)
                 better, enough = self.evaluate(stage) if scored else (False, False)
                 state.done = stage.final and (last or enough)
@@ -256,11 +270,13 @@ class Trainer:
                     self.writer.wait()
                     raise Interrupted(f"stopped after step {state.step:,}, state saved", stop)
                 meter.skip()
+        self.report.say(f"{stage.name}: {meter.summary()}")
 
     def step(self, stage: Stage, plan: Plan, step: int, share: float) -> engines.Outcome:
         """One step of the stage; where there is no memory for it, the settings to change are named."""
         try:
-            return plan.engine.step(step, share)
+            with devices.repeatable(plan.meter.device, stage.settings.deterministic):
+                return plan.engine.step(step, share)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -277,7 +293,7 @@ class Trainer:
         """Whether the step's loss and gradient are numbers. A step without them changed no weight: it ends the run, or
         is counted and passed over."""
         state = self.state
-        if is_finite(done):
+        if is_finite(done) or plan.optimizer.overflowed(done.loss):
             state.skipped_in_a_row = 0
             return True
         what = f"the loss is {float(done.loss)} and the gradient's norm {float(done.norm)} at step {state.step + 1:,}"
@@ -323,7 +339,8 @@ class Trainer:
                 f"the weights are not finite after step {self.state.step:,}{before}. "
                 f"Lower {stage.place}.learning_rate or lengthen {stage.place}.warmup"
             )
-        self.writer.save(self.model, plan.optimizer, self.state, stage.settings.keep)
+        with during("checkpoints"):
+            self.writer.save(self.model, plan.optimizer, self.state, stage.settings.keep)
 
     def last_checkpoint(self) -> int | None:
         self.writer.wait()
@@ -340,7 +357,7 @@ class Trainer:
         )
         seed = mix(settings.seed, stage.name)
         streams = streams_of(stage, seed)
-        optimizer = optimizers.build_optimizer(self.model, settings)
+        optimizer = optimizers.build_optimizer(self.model, settings, precision)
         if self.resumed_at is not None and stage.begin < self.state.step:
             self.checkpoints.load_optimizer(self.state.step, optimizer)
         engine = self.layout.engine(streams, optimizer, seed, precision, settings, self.report.say)
@@ -349,12 +366,15 @@ class Trainer:
             if record.get("stage") == stage.name and "loss" in record:
                 spikes.see(record["loss"])
         rate = rate_of(settings, streams[0].order, task.block)
-        return Plan(engine, rate, optimizer, streams, spikes, device.type == "cpu")
+        costs, peak = Costs(self.layout.at_hand(), streams), peak_flops(device, precision)
+        meter = Meter(self.state, costs, peak and peak * self.ranks.size, device)
+        return Plan(engine, rate, optimizer, streams, spikes, device.type == "cpu", meter)
 
     def evaluate(self, stage: Stage) -> tuple[bool, bool]:
         """Score the model and remember the best: (is this the best so far, is it time to stop early)."""
         task, state = stage.task, self.state
-        result = self.layout.evaluate(task)  # in float32, as whoever loads the run will see it
+        with during("evaluation"):
+            result = self.layout.evaluate(task)  # in float32, as whoever loads the run will see it
         numbers = {key: value for key, value in result.items() if isinstance(value, int | float)}
         self.record({"stage": stage.name, "step": state.step, "evaluation": numbers})
         value = numbers.get(task.metric)
@@ -416,39 +436,10 @@ def recorded_by(step: int, record: dict[str, Any]) -> bool:
     return isinstance(record.get("step"), int) and record["step"] <= step
 
 
+def fetched(losses: dict[str, Tensor]) -> dict[str, float]:
+    """The streams' losses, fetched from the device at once."""
+    return dict(zip(losses, torch.stack([*losses.values()]).tolist(), strict=True))
+
+
 def dtype(precision: torch.dtype) -> str:
     return str(precision).removeprefix("torch.")
-
-
-class Meter:
-    """Time spent training, and tokens a second; evaluations and checkpoints are left out of both.
-
-    A clock that is set back adds nothing, and the speed stays what it was.
-    """
-
-    def __init__(self, state: State) -> None:
-        self.state = state
-        self.mark = time.perf_counter()
-        self.tokens, self.seconds, self.speed = 0, 0.0, 0.0
-
-    def add(self, tokens: int) -> None:
-        self.tokens += tokens
-
-    def lap(self) -> None:
-        """What has passed since the last mark was training."""
-        now = time.perf_counter()
-        passed = max(0.0, now - self.mark)
-        self.seconds += passed
-        self.state.seconds += passed
-        self.mark = now
-
-    def skip(self) -> None:
-        """What has passed since the last mark was something else."""
-        self.mark = time.perf_counter()
-
-    def read(self) -> dict[str, float]:
-        self.lap()
-        if self.seconds > 0:
-            self.speed = self.tokens / self.seconds
-        self.tokens, self.seconds = 0, 0.0
-        return {"seconds": round(self.state.seconds, 3), "tokens_per_second": round(self.speed, 1)}

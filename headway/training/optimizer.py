@@ -18,19 +18,27 @@ import torch
 from torch import Tensor, nn
 
 from headway.models import CausalModel
+from headway.training.loss_scale import LossScale
 from headway.training.muon import BatchedMuon, ShardedMuon
 from headway.training.sharded import is_sharded
 
 NAMES = ("adamw", "muon")
 DECAYS = ("matrices", "all-but-biases")
+SCALE = "loss scale"  # beside the names of parameters
 
 
 class Optimizer:
-    """One or two torch optimizers behind one step, with the peak rate of every group remembered."""
+    """One or two torch optimizers behind one step, with the peak rate of every group remembered.
 
-    def __init__(self, parts: list[torch.optim.Optimizer], names: dict[Tensor, str]) -> None:
+    With a loss `scale`, gradients are those of the scaled loss until `unscale` divides them.
+    """
+
+    def __init__(
+        self, parts: list[torch.optim.Optimizer], names: dict[Tensor, str], scale: LossScale | None = None
+    ) -> None:
         self.parts = parts
         self.names = names
+        self.scale = scale
         self.peaks = [[float(group["lr"]) for group in part.param_groups] for part in parts]
 
     def set_rate(self, share: float) -> None:
@@ -42,11 +50,27 @@ class Optimizer:
                 else:
                     group["lr"] = peak * share
 
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of the loss."""
+        (loss if self.scale is None else loss * self.scale.value).backward()
+
+    def unscale(self) -> None:
+        """The gradients become those of the loss itself."""
+        if self.scale is not None:
+            gradients = [parameter.grad for parameter in self.names if parameter.grad is not None]
+            torch._foreach_mul_(gradients, self.scale.value.reciprocal())
+
+    def overflowed(self, loss: Tensor) -> bool:
+        """Whether a gradient that is no number is due to the scale alone, which has been lowered since."""
+        return self.scale is not None and bool(loss.isfinite()) and float(self.scale.value) >= 1.0
+
     def step_unless_infinite(self, norm: Tensor) -> None:
         """Update the weights, unless the norm of the gradient says that it is no number: then nothing changes.
 
         Where the rates are tensors on a GPU, the decision is taken there, without waiting for it.
         """
+        if self.scale is not None:
+            self.scale.update(norm)
         if isinstance(self.parts[-1].param_groups[0]["lr"], Tensor):
             for part in self.parts:
                 part.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
@@ -58,6 +82,7 @@ class Optimizer:
     def snapshot(self) -> list[tuple[Tensor, Tensor]]:
         """Weights and state as they are, with copies of them, for `restore`."""
         tensors = [*self.names, *(value for part in self.parts for _, value in tensors_of(part))]
+        tensors += self.scale.tensors().values() if self.scale is not None else ()
         return [(tensor, tensor.detach().clone()) for tensor in tensors]
 
     @torch.no_grad()
@@ -77,17 +102,19 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """Everything the optimizers remember, as tensors under `parameter name/state name`."""
-        return {
+        tensors = {
             f"{self.names[parameter]}/{key}": torch.as_tensor(value)
             for part in self.parts
             for parameter, state in part.state.items()
             for key, value in state.items()
         }
+        scale = self.scale.tensors() if self.scale is not None else {}
+        return tensors | {f"{SCALE}/{key}": value for key, value in scale.items()}
 
     def room_for(self, label: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Zeros for one tensor of `state`, held by this process as it holds the parameter."""
-        parameter = next(each for each, name in self.names.items() if name == label.rsplit("/", 1)[0])
-        if shape == parameter.shape:
+        parameter = next((each for each, name in self.names.items() if name == label.rsplit("/", 1)[0]), None)
+        if parameter is not None and shape == parameter.shape:
             return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
         return torch.zeros(shape, dtype=dtype)
 
@@ -101,6 +128,10 @@ class Optimizer:
                 part.state.clear()
         for label, tensor in tensors.items():
             name, key = label.rsplit("/", 1)
+            if name == SCALE:
+                if self.scale is not None:  # else the precision was changed since
+                    self.scale.tensors()[key].copy_(tensor)
+                continue
             parameter = parameters[name]
             fused = owners[parameter].param_groups[0].get("fused", False)
             place = parameter.device if key != "step" or fused else torch.device("cpu")  # as torch itself keeps them
@@ -116,8 +147,8 @@ def tensors_of(part: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
         yield from ((name, value) for name, value in state.items() if isinstance(value, Tensor))
 
 
-def build_optimizer(model: CausalModel, settings: Any) -> Optimizer:
-    """The optimizer that `[training]` asks for."""
+def build_optimizer(model: CausalModel, settings: Any, precision: torch.dtype = torch.float32) -> Optimizer:
+    """The optimizer that `[training]` asks for, to train at `precision`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     if settings.decay == "matrices":
         linear = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
@@ -147,7 +178,7 @@ def build_optimizer(model: CausalModel, settings: Any) -> Optimizer:
             capturable=capturable,
         )
     )
-    return Optimizer(parts, names)
+    return Optimizer(parts, names, LossScale(device) if precision == torch.float16 else None)
 
 
 def muon(matrices: list[Tensor], rate: float, decay: float) -> torch.optim.Optimizer:

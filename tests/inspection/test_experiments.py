@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from headway.inspection.experiments import (
     untied_qkv,
 )
 from headway.inspection.experiments.base import Table, generator, look_up, normal, off_diagonals, slope
-from headway.nn import ATTENTIONS, DenseSynthesizer, SelfAttention
+from headway.nn import ATTENTIONS, DenseSynthesizer, Perceiver, SelfAttention
 
 SMALL: dict[str, dict[str, Any]] = {
     "copying": {},
@@ -458,10 +459,24 @@ def test_a_slow_attention_is_not_asked_for_longer_rows() -> None:
     assert result.growths["dot-product"].lengths == [32]
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", complexity.MEASURED)
 def test_every_attention_has_its_cost_written_down_and_can_be_measured(name: str) -> None:
     assert name in complexity.COSTS
-    result = complexity.run(16, 2, attentions={name: ATTENTIONS[name]}, shorter=16, repeats=1)
+    result = complexity.run(16, 2, attentions={name: complexity.MEASURED[name]}, shorter=16, repeats=1)
     growth = result.growths[name]
     assert growth.lengths == [length // 16 for length in complexity.COSTS[name].lengths]
     assert min(growth.memory) > 0
+
+
+def test_no_attention_is_left_out_and_the_causal_perceiver_is_causal() -> None:
+    assert complexity.MEASURED.keys() >= ATTENTIONS.keys()
+    built = []
+
+    def build(*arguments: Any, **options: Any) -> Any:
+        built.append(options["causal"])
+        return Perceiver(*arguments, **options)
+
+    names = ("perceiver", "causal perceiver")
+    result = complexity.run(16, 2, attentions=dict.fromkeys(names, build), shorter=64, repeats=1, patience=0.0)
+    assert built == [False, True]
+    assert re.search(r"a linear formula .*; the causal perceiver, which is both, as T", complexity.finding(result))

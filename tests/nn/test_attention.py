@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from headway.nn import SelfAttention, attend, causal_mask
+from headway.nn import SelfAttention, Unscaled, attend, causal_mask
 
 
 def reference(q, k, v, mask):
@@ -76,3 +76,17 @@ def test_the_future_changes_nothing() -> None:
 def test_heads_must_divide_width() -> None:
     with pytest.raises(ValueError, match=r"heads \(3\) must divide width \(8\)"):
         SelfAttention(8, 3)
+
+
+def test_unscaled_leaves_the_division_out() -> None:
+    """The same weights otherwise: it loads what the scaled one saved, and with queries divided by √K it is that one."""
+    torch.manual_seed(0)
+    scaled, unscaled = SelfAttention(12, 3).double(), Unscaled(12, 3).double()
+    unscaled.load_state_dict(scaled.state_dict())
+    x, positions = torch.randn(2, 5, 12, dtype=torch.float64), torch.arange(5)
+    q, k, _ = scaled.project(x, positions)
+    torch.testing.assert_close(unscaled.weights(x, positions), (q @ k.mT).softmax(-1))
+    with torch.no_grad():
+        unscaled.query.weight /= 2.0  # √4
+        unscaled.query.bias /= 2.0
+    torch.testing.assert_close(unscaled(x, positions), scaled(x, positions))

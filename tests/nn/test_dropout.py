@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from headway.nn.dropout import FEW, LEVELS, Dropout, dropout, sixteen_bits
+from headway.nn.dropout import FEW, LEVELS, Dropout, dropout, hashed_bits, sixteen_bits
 
 P = (0.1, 0.3, 0.5, 0.9)
 
@@ -113,3 +113,23 @@ def test_the_module_is_torchs_module() -> None:
     with torch.no_grad():
         changed = Dropout(0.5, inplace=True)(y := x.clone())
     assert changed is y and (y == 0).any()
+
+
+def test_hashed_bits_are_like_draws() -> None:
+    """Of the bits that decide, each is set half of the time, no two agree by more, and other seeds give others."""
+    count = 200_000
+    spread = 5 / (2 * math.sqrt(count))
+    seeds = torch.randint(-(2**31), 2**31, (4, 2), generator=torch.Generator().manual_seed(0)).int()
+    drawn = torch.stack([hashed_bits(torch.Size([count]), pair) for pair in seeds])  # (4, count)
+    bits = torch.stack([(drawn >> bit) & 1 for bit in range(16, 32)], dim=1).double()  # (4, 16, count)
+    assert (bits.mean(-1) - 0.5).abs().max() < spread
+    signs = 2 * bits.flatten(0, 1) - 1
+    together = signs @ signs.T / count - torch.eye(4 * 16, dtype=torch.float64)
+    assert together.abs().max() < 2.5 * spread
+
+
+@pytest.mark.parametrize("shift", [1, 2, 8, 256, 4096])
+def test_neighbours_are_hashed_independently(shift: int) -> None:
+    dropped = (hashed_bits(torch.Size([400_000]), torch.tensor([5, 9], dtype=torch.int32)) < 0).double()
+    both = float((dropped[shift:] * dropped[:-shift]).mean())
+    assert abs(both - 0.25) < 5 * math.sqrt(0.25 * 0.75 / len(dropped))

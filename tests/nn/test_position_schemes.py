@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from headway.nn import (
+    Additive,
     ALiBi,
+    Attention,
     InAttention,
     Learned,
     Relative,
@@ -23,6 +25,7 @@ from headway.nn import (
     make_position,
 )
 from headway.nn.positions import NAMES
+from headway.nn.synthesizer import DotProduct
 
 WIDTH, HEADS, SIZE, LONG = 12, 3, 4, 9
 BUCKETS, FURTHEST, REACH = 4, 6, 2
@@ -386,6 +389,17 @@ def test_learned_schemes_get_finite_gradients_through_masked_rows(name: str, cau
     for table, parameter in attention.position.named_parameters():
         assert torch.isfinite(parameter.grad).all(), table
         assert {row for row, grad in enumerate(parameter.grad) if not grad.any()} == never, table
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [SelfAttention, Additive, DotProduct])
+def test_a_scheme_that_says_nothing_changes_nothing(kind: type[Attention], dtype: torch.dtype) -> None:
+    torch.manual_seed(4)
+    without = kind(WIDTH, HEADS, length=LONG).to(dtype)
+    within = kind(WIDTH, HEADS, length=LONG, position=InAttention()).to(dtype)
+    within.load_state_dict(without.state_dict())
+    x, positions = torch.randn(2, LONG, WIDTH, dtype=dtype), torch.arange(LONG)
+    torch.testing.assert_close(within(x, positions), without(x, positions), atol=0, rtol=0)
 
 
 def test_relative_needs_a_reach() -> None:

@@ -87,9 +87,7 @@ def test_positions_act_inside_the_blocks_as_they_do_outside(name: str, causal: b
     x, positions = torch.randn(2, 40, 8, dtype=torch.float64), torch.arange(40)
     v = layer.project(x, positions)[2]
     weights = layer.weights(x, positions)
-    expected = weights @ v
-    if name == "relative":
-        expected = expected + position.values(weights, positions, positions)
+    expected = weights @ v + position.values(weights, positions, positions)
     torch.testing.assert_close(layer(x, positions), layer.output(join_heads(expected)), atol=1e-10, rtol=0)
 
 

@@ -15,15 +15,10 @@ from torch import Tensor, nn
 
 from headway.nn import ALiBi, BigBird, InAttention, Learned, Local, Relative, Rotary, SelfAttention, Sinusoidal, T5Bias
 from headway.nn.dropout import Dropout
+from headway.nn.layers import TransformerDecoderLayer, TransformerEncoderLayer
 from headway.nn.multihead import MultiheadAttention
 from headway.nn.recording import record_attention
-from headway.nn.transformer import (
-    Transformer,
-    TransformerDecoder,
-    TransformerDecoderLayer,
-    TransformerEncoder,
-    TransformerEncoderLayer,
-)
+from headway.nn.transformer import Transformer, TransformerDecoder, TransformerEncoder
 
 HIDDEN = float("-inf")
 SCHEMES = {"rotary": Rotary(4), "relative": Relative(4, reach=2), "alibi": ALiBi(2), "t5": T5Bias(2, 4, 8)}
@@ -265,9 +260,7 @@ def slow_attention(attention: MultiheadAttention, x: Tensor, scheme: InAttention
         seen = [s for s in range(len(x)) if not hidden[t, s]]
         at, to = torch.tensor([t]), torch.tensor(seen)
         weights = plain.scores(q[:, :, [t]], k[:, :, seen], at, to).softmax(-1)  # (1, H, 1, len(seen))
-        mixed[:, :, [t]] = weights @ v[:, :, seen]
-        if scheme.on_values:
-            mixed[:, :, [t]] += scheme.values(weights, at, to)
+        mixed[:, :, [t]] = weights @ v[:, :, seen] + scheme.values(weights, at, to)
     return attention.out_proj(mixed.transpose(1, 2).flatten(2)[0])
 
 

@@ -101,9 +101,7 @@ def test_positions_in_attention_act_alike_everywhere(name: str, position: str, c
     scheme = make_position(position, 8, 2, causal=causal)
     layer, x, positions = make(name, causal, position=scheme), rows(2, 20, 8), torch.arange(20)
     full, weights = layer(x, positions), layer.weights(x, positions)
-    mixed = weights @ layer.project(x, positions)[2]
-    if scheme.on_values:
-        mixed = mixed + scheme.values(weights, positions, positions)
+    mixed = weights @ layer.project(x, positions)[2] + scheme.values(weights, positions, positions)
     torch.testing.assert_close(full, layer.output(mixed.transpose(1, 2).flatten(2)), atol=1e-12, rtol=0)
     if causal:
         cache = layer.empty_cache(2, LENGTH)

@@ -27,14 +27,14 @@ from headway.cli import run_command
 from headway.console import Lines
 from headway.errors import DataError, RunError, SettingsError, UserError
 from headway.tasks.corpus import Corpus
-from headway.text import BPE, KINDS, Bytes, Characters, Tokenizer, Words, blocks, read_documents, shards, sources
-from headway.text import prepare as preparing
-from headway.text.blocks import Reading
-from headway.text.lookup import Lookup, can_look_up
-from headway.text.prepare import prepare
+from headway.text import BPE, KINDS, Bytes, Characters, Tokenizer, Words, read_documents, shards
+from headway.text.preparation import blocks, prepare, sources
+from headway.text.preparation import pipeline as preparing
+from headway.text.preparation.blocks import Reading
+from headway.text.preparation.lookup import Lookup, can_look_up
+from headway.text.preparation.sources import Source
+from headway.text.preparation.workers import Worker
 from headway.text.shards import Shards
-from headway.text.sources import Source
-from headway.text.workers import Worker
 
 STORY = [
     "It was the best of times, it was the worst of times.",
@@ -365,9 +365,10 @@ def test_the_number_of_workers_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
 IDLE = """
 import os, signal
 from pathlib import Path
-from headway.text import Bytes, blocks
-from headway.text.workers import Worker, workers
-from headway.text.sources import Source
+from headway.text import Bytes
+from headway.text.preparation import blocks
+from headway.text.preparation.workers import Worker, workers
+from headway.text.preparation.sources import Source
 if __name__ == "__main__":
     reading = blocks.Reading()
     worker = Worker(reading, Bytes())
@@ -425,8 +426,8 @@ def wait_for(condition, seconds: float = 30) -> None:
 
 KILLED = """
 import os, signal, sys
-from headway.text import blocks
-from headway.text.prepare import prepare
+from headway.text.preparation import blocks
+from headway.text.preparation import prepare
 blocks.BLOCK = 64
 left = int(sys.argv[1])
 def dies_at(call):

@@ -19,7 +19,7 @@ from headway.tasks import LanguageModelling, LanguageModellingSettings, SpanCorr
 from headway.tasks.base import next_token_loss
 from headway.tasks.corpus import Stored
 from headway.text import BPE, Bytes, Characters, Tokenizer
-from headway.text.prepare import prepare
+from headway.text.preparation import prepare
 from headway.text.shards import Index, Joined, Shard, Shards, is_prepared, token_dtype
 from headway.training.order import Shuffled, generator
 from headway.training.permutation import permuted

@@ -11,7 +11,7 @@ import headway
 from headway.configuration import load_settings
 from headway.errors import SettingsError
 from headway.tasks.base import next_token_loss
-from headway.training.engine import Plain
+from headway.training.engine import Buffer, Captured, InLowPrecision, Plain
 from headway.training.loop import TrainingSettings, steps_at
 from headway.training.optimizer import build_optimizer
 from headway.training.order import Shuffled
@@ -75,6 +75,90 @@ def test_the_loss_is_the_weighted_sum_of_the_streams_means() -> None:
     assert done.tokens == 4 * 8 + 4 * 16
 
 
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_every_streams_own_loss_is_its_mean_whatever_its_weight(pieces: int) -> None:
+    torch.manual_seed(0)
+    model = tiny_gpt("rotary")
+    streams = [
+        Stream(name, Rows(torch.randint(1, 19, (5, width))), 4, Shuffled(5, 4, 0), 0, weight)
+        for name, width, weight in (("a", 9, 0.7), ("b", 17, 0.0), ("late", 12, 1.0))
+    ]
+    streams[-1].begin = 3
+    expected = {}
+    for stream in streams[:2]:
+        batch = stream.batch(0)
+        expected[stream.name] = float(next_token_loss(model, batch).detach()) / batch.learned()
+    optimizer = build_optimizer(model, TrainingSettings())
+    done = Plain(model, streams, optimizer, 0, torch.float32, 1.0, pieces).step(0, 1.0)
+    assert {name: float(loss) for name, loss in done.losses.items()} == pytest.approx(expected, rel=1e-6)
+    assert float(done.loss) == pytest.approx(0.7 * expected["a"], rel=1e-6)
+
+
+def test_positions_are_those_computed_and_tokens_those_that_are_no_padding() -> None:
+    class Ragged(Rows):
+        def make(self, rows: torch.Tensor, noise: torch.Tensor):
+            from headway.tasks import Batch
+
+            return Batch.next_token(self.table[rows], torch.tensor([3, 9, 5, 9]))
+
+    model = tiny_gpt("rotary")
+    stream = Stream("s", Ragged(torch.randint(1, 19, (4, 17))), 4, Shuffled(4, 4, 0), 0)
+    for pieces, positions in ((1, 4 * 8), (2, 2 * 4 + 2 * 8)):
+        engine = Plain(model, [stream], build_optimizer(model, TrainingSettings()), 0, torch.float32, 1.0, pieces)
+        done = engine.step(0, 1.0)
+        assert (done.tokens, done.positions) == (2 + 8 + 4 + 8, positions)
+
+
+def test_a_buffer_gives_every_row_its_share_and_every_stream_its_mean() -> None:
+    torch.manual_seed(0)
+    streams = [
+        Stream(name, Rows(torch.ones(5, 9, dtype=torch.long)), rows, Shuffled(5, rows, 0), 0, weight)
+        for name, rows, weight in (("a", 3, 2.0), ("b", 2, 0.0), ("c", 4, 0.5))
+    ]
+    buffer = Buffer(streams, torch.device("cpu"))
+    learned = torch.rand(buffer.targets.shape) < 0.6
+    learned[5:] = False  # the last stream teaches nothing in this step
+    buffer.targets[learned] = 1
+    losses = torch.rand(buffer.targets.shape) * learned
+    counts = buffer.learned()
+    means = [float(mean) for mean in buffer.means(losses.sum(1), counts)]
+    expected = [float(losses[rows][learned[rows]].mean()) for rows in (slice(0, 3), slice(3, 5))]
+    assert means == pytest.approx([*expected, 0.0])
+    assert float((losses * buffer.shares(counts)).sum()) == pytest.approx(2.0 * expected[0])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_what_a_gpu_captures_says_and_does_the_same_as_a_plain_step(accumulate: int) -> None:
+    """Its body is the same on a CPU; only capturing it needs a GPU."""
+    plain, captured = tiny_gpt("rotary"), tiny_gpt("rotary")
+    torch.manual_seed(0)
+    streams = [
+        Stream(name, Rows(torch.randint(1, 19, (5, width))), rows, Shuffled(5, rows, 0), 0, weight)
+        for name, width, rows, weight in (("a", 9, 4, 0.7), ("b", 11, 5, 0.0), ("c", 21, 3, 1.3))
+    ]
+    done = Plain(plain, streams, build_optimizer(plain, TrainingSettings()), 0, torch.float32, 1.0).step(0, 1.0)
+
+    engine = Captured.__new__(Captured)
+    engine.model, engine.optimizer = captured, build_optimizer(captured, TrainingSettings())
+    engine.clip, engine.accumulate, engine.device = 1.0, accumulate, torch.device("cpu")
+    engine.losses = InLowPrecision(captured, torch.float32).losses
+    engine.buffers = [Buffer(group, engine.device) for group in by_length(streams)]
+    for buffer in engine.buffers:
+        parts = zip(buffer.streams, buffer.inputs.split(buffer.rows), buffer.targets.split(buffer.rows), strict=True)
+        for stream, inputs, targets in parts:
+            batch = stream.batch(0)
+            inputs[:, : batch.inputs.shape[1]] = batch.inputs
+            targets[:, : batch.inputs.shape[1]] = batch.targets
+    loss, norm, means = engine.body()
+    names = [stream.name for buffer in engine.buffers for stream in buffer.streams]
+    assert dict(zip(names, means.tolist(), strict=True)) == pytest.approx(
+        {name: float(each) for name, each in done.losses.items()}, rel=1e-5
+    )
+    assert (float(loss), float(norm)) == pytest.approx((float(done.loss), float(done.norm)), rel=1e-5)
+    for one, other in zip(plain.parameters(), captured.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
 def test_a_step_without_a_finite_gradient_changes_no_weight() -> None:
     model = tiny_gpt("rotary")
     with torch.no_grad():
@@ -92,6 +176,19 @@ def test_streams_of_like_length_run_together() -> None:
         for width in (40, 128, 66, 72, 127)
     ]
     assert [[stream.name for stream in group] for group in by_length(streams)] == [["128", "127"], ["72", "66"], ["40"]]
+
+
+def test_the_record_has_each_streams_loss_and_only_where_there_are_streams(mixed: Path, tmp_path: Path) -> None:
+    run = headway.train(mixed, tmp_path / "run")
+    weights = {"training": 1.0, "text": 0.5, "late": 1.0}
+    names = []
+    for record in run.metrics:
+        if "losses" in record:
+            names.append(set(record["losses"]))
+            total = sum(weights[name] * loss for name, loss in record["losses"].items())
+            assert record["loss"] == pytest.approx(total, rel=1e-5)
+    assert names == [{"training", "text"}] * 2 + [{"training", "text", "late"}] * 3
+    assert all("losses" not in record for record in run.metrics if record["stage"] == "pretraining")
 
 
 def test_a_run_of_streams_can_be_stopped_after_any_step(mixed: Path, tmp_path: Path) -> None:

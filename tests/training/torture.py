@@ -35,7 +35,7 @@ from headway.files import read_json_lines
 
 SLOW = 0.01  # seconds that an fsync takes at most on the slow disk
 LIVES = 60  # a round that was killed so often is left in peace
-TIMES = ("seconds", "tokens_per_second")
+TIMES = ("seconds", "tokens_per_second", "useful_tokens_per_second", "flops_utilisation", "memory")
 
 RUN = """
 [model]

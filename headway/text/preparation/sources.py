@@ -56,33 +56,24 @@ class Source:
 
 def find_sources(files: Iterable[str]) -> list[Source]:
     """The files that names, folders and patterns stand for, in the order given, sorted within each."""
-    endings = tuple(f".{form}{packed}" for form in FORMS for packed in ("", *PACKED))
+    endings = [f".{form}{packed}" for form in FORMS for packed in ("", *PACKED)]
     found: list[str] = []
     for name in files:
         if os.path.isdir(name):
-            inside = sorted(path for path in Path(name).rglob("*") if path.name.lower().endswith(endings))
-            seen = [path for path in inside if not any(part[0] == "." for part in path.relative_to(name).parts)]
-            if not seen:
+            inside = readers.files_in(Path(name), endings)
+            if not inside:
                 raise DataError(f"{name}: no .txt, .jsonl, .csv, .tsv or .parquet file (or packed one) in this folder")
-            found += [str(path) for path in seen if path.is_file()]
+            found += map(str, inside)
         else:
-            found += [str(path) for path in readers._files(name)]
+            found += [str(path) for path in readers.files_at(name)]
     if not found:
         raise UserError("no files to read; name a file, a folder or a pattern")
     return [Source.at(path) for path in found]
 
 
 def opened(path: str) -> BinaryIO:
-    try:
+    with plain.readable(path):
         return open(path, "rb")
-    except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{path}: no such file{plain._lookalike(Path(path))}") from None
-    except IsADirectoryError:
-        raise DataError(f"{path}: this is a folder where a file is wanted") from None
-    except PermissionError:
-        raise DataError(f"{path}: no permission to read it; check its owner and mode (ls -l)") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from None
 
 
 class Unpacked:
@@ -113,11 +104,7 @@ class Unpacked:
         self.stream = openers[self.kind](self.file) if self.kind else self.file
         self.ahead = b""
         self.ahead = self.read(4)
-        for mark, name in plain.FOREIGN_MARKS.items():
-            if self.ahead.startswith(mark):
-                raise DataError(
-                    f"{path}: this is {name} (it begins with a {name} byte-order mark); re-save it as UTF-8"
-                )
+        plain.refuse_foreign(path, self.ahead)
         self.ahead = self.ahead.removeprefix(codecs.BOM_UTF8)
 
     def __enter__(self) -> Unpacked:

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from headway.errors import TextError
-from headway.text.blocks import Block, Misread, Reading, texts_of
-from headway.text.lookup import Lookup, can_look_up
+from headway.text.preparation.blocks import Block, Misread, Reading, texts_of
+from headway.text.preparation.lookup import Lookup, can_look_up
 from headway.text.shards import token_dtype
 from headway.text.tokenizers import BPE, MASK, PAD, Characters, Tokenizer
 

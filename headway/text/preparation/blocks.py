@@ -10,7 +10,6 @@ is longer and cannot be cut (a cell of a table, a JSON string).
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -19,8 +18,8 @@ from itertools import chain, islice
 
 from headway.errors import DataError, SettingsError, UserError, nearest
 from headway.text import plain, readers
-from headway.text.plain import counted
-from headway.text.sources import Source, Unpacked
+from headway.text.plain import Misread
+from headway.text.preparation.sources import Source, Unpacked
 
 BLOCK = 1 << 20  # bytes
 LONG_LINE = 4 * BLOCK  # a longer one is cut at a space
@@ -28,22 +27,7 @@ LONGEST_CELL = 1 << 26  # of a .csv file: beyond it, a quote was not closed
 
 AT_SPACE = re.compile(rb"[\x21-\x7e\x80-\xff](?=[ \n\r])")
 
-# What the notes count, and what became of it.
-NOTES = {
-    "empty line": "skipped",
-    "empty text": "skipped",
-    "CRLF line end": "read as LF",
-    "lone CR line end": "read as LF",
-    "invalid byte sequence": "read as U+FFFD",
-}
-
-
-class Misread(Exception):
-    """What is wrong at a line: counted from 0 in its block, or from 1 in its file where a block holds rows."""
-
-    def __init__(self, line: int, message: str) -> None:
-        super().__init__(line, message)
-        self.line, self.message = line, message
+NOTES = {"empty line": "skipped", "empty text": "skipped", **plain.DECODING}  # what they count, and what became of it
 
 
 @dataclass(frozen=True)
@@ -193,7 +177,7 @@ def table_header(source: Source, reading: Reading) -> Table:
         for place, data in cut(stream, Place(), "tsv", True):
             text = decoded_in(source.path, line, data, reading.errors)
             for number, row in enumerate(text.split("\n")):
-                if filled(cells := row.split("\t")):
+                if readers.filled(cells := row.split("\t")):
                     column, header = choose_column(f"{source.path}:{line + number}", cells, reading.column)
                     return Table(column, len(cells), place.begin, number + 1 if header else 0)
             line += text.count("\n")
@@ -206,27 +190,17 @@ def choose_column(place: str, header: list[str], column: str | int | None) -> tu
     if column is None:
         if "text" not in names and len(names) > 1:
             raise DataError(
-                f"{place}: which column is the text? found: {readers._listed(names)}; name one (--column title), "
+                f"{place}: which column is the text? found: {readers.listed(names)}; name one (--column title), "
                 "or count from 0 in a table without a header (--column 1)"
             )
         column = "text" if "text" in names else 0
-    return readers._column_index(place, header, column), not readers._is_index(column)
-
-
-def filled(cells: list[str]) -> bool:
-    """Whether a row is more than an empty line."""
-    return len(cells) > 1 or bool("".join(cells).strip())
-
-
-def width_problem(cells: list[str], width: int) -> str:
-    wanted = f"{width} {'is' if width == 1 else 'are'} wanted (as in the first row)"
-    return f"{counted(len(cells), 'column')} where {wanted}: {readers._shown(cells[0])}"
+    return readers.column_index(place, header, column), not readers.is_index(column)
 
 
 def csv_blocks(source: Source, reading: Reading, begin: Place) -> Iterator[Block]:
     """A .csv file as blocks of rows. Which quotes are open can only be told by reading it from its beginning."""
     with Unpacked(source.path) as stream:
-        rows = (row for row in csv_rows(source, reading, stream) if filled(row[1]))
+        rows = (row for row in csv_rows(source, reading, stream) if readers.filled(row[1]))
         first = next(rows, None)
         if first is None:
             raise DataError(f"{source.path}: empty; there is no row with text in it")
@@ -235,7 +209,7 @@ def csv_blocks(source: Source, reading: Reading, begin: Place) -> Iterator[Block
         def texts() -> Iterator[tuple[int, str]]:
             for line, cells in rows if header else chain([first], rows):
                 if len(cells) != len(first[1]):
-                    raise DataError(f"{source.path}:{line}: {width_problem(cells, len(first[1]))}")
+                    raise DataError(f"{source.path}:{line}: {readers.width_problem(cells, len(first[1]))}")
                 yield line, cells[column]
 
         for row, data in grouped(islice(texts(), begin.begin, None), begin.begin):
@@ -294,7 +268,7 @@ def parquet_blocks(source: Source, reading: Reading, begin: Place) -> Iterator[B
 
 
 def parquet_column(path: str, names: list[str], column: str | int | None) -> int:
-    if column is None or readers._is_index(column):
+    if column is None or readers.is_index(column):
         return choose_column(path, names, column)[0]
     if column not in names:
         raise DataError(f"{path}: no column '{column}'{nearest(str(column), names)}")
@@ -356,47 +330,21 @@ def text_cell(line: str, number: int, block: Block) -> str:
     """The text in a line of TSV; an empty line has an empty one."""
     cells = line.split("\t")
     if len(cells) != block.width:
-        if filled(cells):
-            raise Misread(number, width_problem(cells, block.width))
+        if readers.filled(cells):
+            raise Misread(number, readers.width_problem(cells, block.width))
         return ""
     return cells[block.column]
 
 
 def json_text(line: str, number: int, key: str) -> str:
-    shown = readers._shown(line)
-    try:
-        item = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise Misread(number, f"not JSON ({error.msg}) at column {error.colno}: {shown}") from None
-    except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
-        raise Misread(number, f"not JSON that can be read ({error}): {shown}") from None
-    if not isinstance(item, dict):
-        raise Misread(number, f'not a JSON object (like {{"text": "..."}}): {shown}')
-    if problem := readers._json_problem(item, key):
+    item, unreadable = readers.json_object(line)
+    if problem := unreadable or readers.json_problem(item, key):
         raise Misread(number, problem)
     return item[key]
 
 
 def decoded(raw: bytes, errors: str, notes: Counter[str]) -> str:
-    """Bytes as text with `\\n` line ends. A NUL byte is never text."""
-    for ending, name in ((b"\r\n", "CRLF line end"), (b"\r", "lone CR line end")):
-        if found := raw.count(ending):
-            notes[name] += found
-            raw = raw.replace(ending, b"\n")
-    if (nul := raw.find(b"\0")) >= 0:
-        line, byte = plain._place(raw, nul)
-        way = "this looks like a binary file (or UTF-16): re-save it as UTF-8 text"
-        raise Misread(line - 1, f"NUL byte at byte {byte}; {way}")
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if errors == "strict":
-            line, byte = plain._place(raw, error.start)
-            way = "re-save it as UTF-8 or pass --errors replace"
-            raise Misread(line - 1, f"not UTF-8 at byte {byte} (0x{raw[error.start]:02x}); {way}") from None
-    text = raw.decode("utf-8", errors="replace")
-    notes["invalid byte sequence"] += text.count("\ufffd") - raw.count("\ufffd".encode())
-    return text
+    return plain.decode(raw, errors, notes, "pass --errors replace")
 
 
 def decoded_in(path: str, line: int, raw: bytes, errors: str) -> str:

@@ -27,13 +27,23 @@ import numpy as np
 from headway.console import Reporter
 from headway.errors import Interrupted, RunError, SettingsError, UserError, nearest
 from headway.files import Ownership, write_json
-from headway.text.blocks import NOTES, Block, Misread, Place, Reading, blocks, check_sources, located, texts_of
-from headway.text.lookup import can_look_up
 from headway.text.plain import counted
+from headway.text.preparation.blocks import (
+    NOTES,
+    Block,
+    Misread,
+    Place,
+    Reading,
+    blocks,
+    check_sources,
+    located,
+    texts_of,
+)
+from headway.text.preparation.lookup import can_look_up
+from headway.text.preparation.sources import Source, find_sources
+from headway.text.preparation.workers import Worker, workers
 from headway.text.shards import INDEX, UNFINISHED, Index, Shard, Shards, Writer, token_dtype
-from headway.text.sources import Source, find_sources
 from headway.text.tokenizers import BPE, KINDS, SPECIALS, Bytes, Characters, Tokenizer, load
-from headway.text.workers import Worker, workers
 
 SHARD_TOKENS = 1 << 26  # 128 MiB of uint16
 SAMPLE = 1 << 26  # bytes from which words and byte pairs are learned

@@ -1,0 +1,151 @@
+"""The engine for GPUs: captured and compiled steps are the plain ones, stopped anywhere too."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import headway
+from headway.configuration import load_settings
+from headway.console import Reporter
+from headway.nn import ATTENTIONS
+from headway.nn.dropout import dropout
+from headway.training.engine import Captured
+from tests.training.test_resume import final_weights, same
+from tests.training.test_streams import STREAMS
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+PLAIN = ("model.dropout=0", "model.positions=learned")  # which every attention takes
+STAGES = ("pretraining.training", "training")
+
+
+@pytest.fixture
+def mixed(run_file: Path) -> Path:
+    path = run_file.with_name("mixed.toml")
+    path.write_text(run_file.read_text() + STREAMS)
+    return path
+
+
+def every_stage(*sets: str) -> list[str]:
+    return [f"{stage}.{each}" for stage in STAGES for each in (*sets, "log_every=1")]
+
+
+def losses(run: headway.Run) -> list[float]:
+    return [record["loss"] for record in run.metrics if "loss" in record]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_all_engines_train_alike(mixed: Path, optimizer: str, accumulate: int) -> None:
+    found = {}
+    for engine in ("plain", "graph", "compiled"):
+        sets = every_stage(
+            f"engine={engine}", f"optimizer={optimizer}", f"accumulate={accumulate}", "precision=float32"
+        )
+        run = headway.train(mixed, mixed.parent / engine, [*sets, "model.dropout=0"])
+        found[engine] = losses(run)
+        assert {name for record in run.metrics for name in record.get("losses", {})} >= {"text", "late"}
+    tolerance = 1e-4 if optimizer == "adamw" else 2e-3  # Muon's products are bfloat16
+    assert found["graph"] == pytest.approx(found["plain"], rel=tolerance)
+    assert found["compiled"] == pytest.approx(found["plain"], rel=tolerance)
+
+
+@pytest.mark.parametrize("kind", sorted(ATTENTIONS.keys() - {"linformer"}))  # which is not causal
+def test_every_attention_can_be_captured(run_file: Path, kind: str) -> None:
+    found = [
+        losses(
+            headway.train(
+                run_file,
+                run_file.parent / engine,
+                [*every_stage(f"engine={engine}", "precision=float32"), f"model.attention={kind}", *PLAIN],
+            )
+        )
+        for engine in ("plain", "graph")
+    ]
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["plain", "graph", "compiled"])
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_resuming_is_exact_in_deterministic_mode(mixed: Path, engine: str, precision: str) -> None:
+    sets = every_stage(f"engine={engine}", f"precision={precision}", "deterministic=true", "keep=20")
+    settings = load_settings(mixed, [*sets, "training.optimizer=muon"])
+    whole = headway.train(settings, mixed.parent / "whole")
+    for step in (2, 6, 8, 10):
+        out = mixed.parent / f"again-{step}"
+        shutil.copytree(whole.path, out)
+        for folder in (out / "checkpoints").glob("step-*"):
+            if int(folder.name.removeprefix("step-")) > step:
+                shutil.rmtree(folder)
+        headway.train(settings, out, resume=True)
+        assert same(final_weights(out), final_weights(whole.path)), f"from step {step}"
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_step_that_overflows_float16_is_passed_over(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.training.loss_scale.FIRST", 2.0**40)
+    sets = every_stage("precision=float16", "engine=graph", "steps=60", "learning_rate=0.01")
+    run = headway.train(run_file, run_file.parent / "out", sets)
+    norms = [record["gradient_norm"] for record in run.metrics if "loss" in record]
+    assert norms[0] is None and norms[-1] is not None
+    assert losses(run)[-1] < 0.7 * losses(run)[60]
+
+
+class Heard(Reporter):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def broken(*arguments: object, **options: object) -> None:
+    raise RuntimeError("no such\nthing")
+
+
+@pytest.mark.parametrize("part, instead", [("compile", "captured without"), ("cuda.graph", "operation by operation")])
+def test_what_does_not_work_is_done_another_way(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, part: str, instead: str
+) -> None:
+    sets = [*every_stage("engine=compiled", "precision=float32"), "model.dropout=0"]
+    expected = losses(headway.train(run_file, run_file.parent / "whole", sets))
+    monkeypatch.setattr(f"torch.{part}", broken if part == "cuda.graph" else lambda *_, **__: broken)
+    heard = Heard()
+    run = headway.train(run_file, run_file.parent / "out", sets, report=heard)
+    assert any("no such thing" in line and instead in line for line in heard.lines)
+    assert losses(run) == pytest.approx(expected, rel=1e-4)
+
+
+def test_out_of_memory_takes_the_step_in_parts(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = [*every_stage("engine=graph", "precision=float32"), "model.dropout=0"]
+    expected = losses(headway.train(run_file, run_file.parent / "whole", sets))
+    body = Captured.body
+
+    def small(self: Captured) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if self.accumulate < 4:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return body(self)
+
+    monkeypatch.setattr(Captured, "body", small)
+    heard = Heard()
+    run = headway.train(run_file, run_file.parent / "out", sets, report=heard)
+    assert any("in 4 parts" in line for line in heard.lines)
+    assert losses(run) == pytest.approx(expected, rel=1e-4)
+
+
+def test_dropout_in_compiled_code() -> None:
+    x = torch.randn(1000, 256, device="cuda", requires_grad=True)
+    compiled = torch.compile(lambda x: dropout(x, 0.3))
+    torch.manual_seed(0)
+    y = compiled(x)
+    y.sum().backward()
+    assert x.grad is not None
+    assert float((y == 0).double().mean()) == pytest.approx(0.3, abs=0.005)
+    torch.testing.assert_close(y, x.detach() * x.grad)  # backward uses the same mask
+    assert float(x.grad.max()) == pytest.approx(1 / 0.7)
+    assert not torch.equal(compiled(x) == 0, y == 0)
+    torch.manual_seed(0)
+    assert torch.equal(compiled(x), y)

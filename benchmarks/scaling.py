@@ -26,12 +26,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headway.memory import is_out_of_memory
 from headway.models import CausalModel, GPTSettings, parameter_count
 from headway.tasks import Batch, Task
 from headway.training import device as devices
 from headway.training import scaling
 from headway.training.engine import Plain
-from headway.training.guard import is_out_of_memory
 from headway.training.loop import TrainingSettings
 from headway.training.optimizer import build_optimizer
 from headway.training.order import Shuffled

@@ -128,9 +128,7 @@ def train(
         resume = resume or ranks.led(lambda: was_begun_by_this_job(directory))
         if not ranks.leads:
             report, watch = Reporter(), lambda record: None
-        train_in(
-            directory, settings, resume, report or Reporter(), watch, accept_changes, profile and ranks.leads, ranks
-        )
+        train_in(directory, settings, resume, report or Reporter(), watch, accept_changes, profile, ranks)
         ranks.wait()
         return Run(directory, devices.choose_device(settings.training.device)[0].type)
 
@@ -182,7 +180,14 @@ def train_in(
             f"{settings.tokenizer.kind} in the vocabulary, on {devices.describe(device)} ({why}){how}"
         )
         trainer = Trainer(
-            model, stages, directory, tokenizer.fingerprint(), report, watch, profile=profile, layout=layout
+            model,
+            stages,
+            directory,
+            tokenizer.fingerprint(),
+            report,
+            watch,
+            profile=profile and ranks.leads,
+            layout=layout,
         )
         if resume:
             trainer.resume(reopen=any(change.reopens for change in changes))

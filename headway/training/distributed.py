@@ -66,16 +66,16 @@ class Layout:
     def describe_engine(self, settings: Any, device: torch.device) -> str:
         return engines.choose(settings, device)[2]
 
-    def whole_model(self) -> CausalModel:
-        """A model of the same shape that this process can run by itself."""
-        return self.model
-
     def evaluate(self, task: Task) -> dict[str, Any]:
         """The model's scores; every process gets all of them."""
         return task.evaluate(self.model)
 
     def writer(self, checkpoints: Checkpoints) -> Writer:
         return Writer(checkpoints)
+
+    def at_hand(self) -> CausalModel:
+        """A whole model of this kind in this process, to count what a row costs."""
+        return self.model
 
 
 class Several(Layout):
@@ -151,9 +151,6 @@ class Sharded(Several):
         self.model.set_is_last_backward(now)  # type: ignore[operator]
         yield
 
-    def whole_model(self) -> CausalModel:
-        return self.blank
-
     def evaluate(self, task: Task) -> dict[str, Any]:
         """On a whole copy in every process: what generates makes as many passes as it needs, and waits for nobody."""
         whole = self.whole()
@@ -172,6 +169,9 @@ class Sharded(Several):
     def writer(self, checkpoints: Checkpoints) -> Writer:
         return PartsWriter(checkpoints, self.ranks)
 
+    def at_hand(self) -> CausalModel:
+        return self.blank
+
 
 @dataclass
 class Together(Engine):
@@ -181,44 +181,45 @@ class Together(Engine):
     layout: Several
 
     def step(self, step: int, rate: float) -> Outcome:
-        plain, ranks = self.plain, self.layout.ranks
+        plain, ranks, optimizer = self.plain, self.layout.ranks, self.plain.optimizer
         device = next(plain.model.parameters()).device
-        streams = [stream for stream in plain.streams if stream.takes_part(step)]
         with during("making batches"):
-            batches, tokens = zip(*(self.own(stream, step) for stream in streams), strict=True)
-        counted = [[count, batch.learned()] for count, batch in zip(tokens, batches, strict=True)]
-        counts = ranks.total(torch.tensor(counted))  # (streams, 2): of all processes
-        pieces = [
-            (number, piece, max(1, learned))
-            for number, (stream, batch) in enumerate(zip(streams, batches, strict=True))
-            for tokens, learned in (counts[number].tolist(),)
-            for piece in batch.pieces(self.pieces(stream, step, tokens, device))
-        ]
+            streams = [stream for stream in plain.streams if stream.takes_part(step)]
+            batches, own = zip(*(self.own(stream, step) for stream in streams), strict=True)
+            counted = [[tokens, batch.learned()] for tokens, batch in zip(own, batches, strict=True)]
+            counts = ranks.total(torch.tensor(counted))  # (streams, 2): of all processes
+            learned = counts[:, 1].clamp(min=1).tolist()
+            pieces = [
+                (place, piece)
+                for place, (stream, batch) in enumerate(zip(streams, batches, strict=True))
+                for piece in batch.pieces(self.pieces(stream, step, int(counts[place, 0]), device))
+            ]
         torch.manual_seed(mix(plain.seed, "dropout", step, *([] if ranks.leads else [ranks.rank])))
-        plain.optimizer.set_rate(rate)
-        means = torch.zeros(len(streams), device=device)
+        optimizer.set_rate(rate)
+        sums = torch.zeros(len(streams), device=device)  # of the losses of each stream's tokens
         with devices.autocast(device, plain.precision):
-            for last, (number, piece, learned) in zip(ending(len(pieces)), pieces, strict=True):
-                with self.layout.exchanging(last):
-                    means[number] += self.gradients(piece.to(device), streams[number].weight, learned)
+            for number, (place, piece) in enumerate(pieces, 1):
+                with self.layout.exchanging(number == len(pieces)):
+                    sums[place] += self.gradients(piece.to(device), streams[place].weight / learned[place])
         with during("clipping"):
+            optimizer.unscale()
             norm = full(clip_gradients(plain.model, plain.clip))
         with during("optimizer"):
-            plain.optimizer.step_unless_infinite(norm)
-            plain.optimizer.zero_grad()
-        ranks.total(means)
-        positions = ranks.total(torch.tensor(sum(piece.inputs.numel() for _, piece, _ in pieces)))
+            optimizer.step_unless_infinite(norm)
+            optimizer.zero_grad()
+        means = ranks.total(sums) / torch.tensor(learned, device=device)
+        loss = (means * torch.tensor([stream.weight for stream in streams], device=device)).sum()
         losses = {stream.name: mean for stream, mean in zip(streams, means.unbind(), strict=True)}
-        total = sum((stream.weight * losses[stream.name] for stream in streams), torch.zeros((), device=device))
-        return Outcome(int(counts[:, 0].sum()), int(positions), total, norm, losses)
+        positions = int(ranks.total(torch.tensor(sum(piece.inputs.numel() for _, piece in pieces))))
+        return Outcome(int(counts[:, 0].sum()), positions, loss, norm, losses)
 
-    def gradients(self, piece: Batch, weight: float, learned: int) -> Tensor:
-        """Add the gradients of the piece's share of a stream's weighted mean loss; returns its share of the mean."""
+    def gradients(self, piece: Batch, share: float) -> Tensor:
+        """Add the gradients of the piece's summed loss times `share`; returns the sum."""
         with during("forward"):
-            mean = token_losses(self.layout.forward, piece.inputs, piece.targets).sum() / learned  # type: ignore[arg-type]
+            summed = token_losses(self.layout.forward, piece.inputs, piece.targets).sum()  # type: ignore[arg-type]
         with during("backward"):
-            (mean * weight).backward()
-        return mean.detach()
+            self.plain.optimizer.backward(summed * share)
+        return summed.detach()
 
     def own(self, stream: Stream, step: int) -> tuple[Batch, int]:
         """(this process's rows of a stream, their tokens). Where there are fewer rows than processes, it may have none:
@@ -281,22 +282,18 @@ def arrange(
         )
     if device.type == "mps":
         raise UserError("several processes cannot share this machine's GPU; set training.device=cpu, or start one")
-    width = model.settings.width
-    precisions = {devices.choose_precision(device, stage.precision, width)[0] for stage in stages}
-    if torch.float16 in precisions:
-        raise SettingsError(["training.precision = float16 is for one process; take bfloat16 or auto with several"])
     if parallel != "fsdp":
         why = "as asked" if parallel == "ddp" else "the default; training.parallel = fsdp shards it"
         return Replicated(model.to(device), ranks), f"; {ranks.size} processes, each with the whole model (ddp, {why})"
+    width = model.settings.width
+    precisions = {devices.choose_precision(device, stage.precision, width)[0] for stage in stages}
     if len(precisions) > 1:
         raise SettingsError(["pretraining.training.precision: with fsdp, the whole run has one training.precision"])
-    layout = Sharded(model, ranks, device, precisions.pop())
+    precision = precisions.pop()
+    if precision == torch.float16:
+        raise SettingsError(["training.precision = 'float16': fsdp has no loss scale; use 'bfloat16', or ddp"])
+    layout = Sharded(model, ranks, device, precision)
     return layout, f"; {ranks.size} processes, each with 1/{ranks.size} of the model (fsdp, as asked)"
-
-
-def ending(count: int) -> Iterator[bool]:
-    """False for each of `count` things but the last."""
-    return (number == count for number in range(1, count + 1))
 
 
 def summed(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

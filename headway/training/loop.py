@@ -366,8 +366,7 @@ class Trainer:
             if record.get("stage") == stage.name and "loss" in record:
                 spikes.see(record["loss"])
         rate = rate_of(settings, streams[0].order, task.block)
-        peak = peak_flops(device, precision)
-        costs = Costs(self.layout.whole_model(), streams)
+        costs, peak = Costs(self.layout.at_hand(), streams), peak_flops(device, precision)
         meter = Meter(self.state, costs, peak and peak * self.ranks.size, device)
         return Plan(engine, rate, optimizer, streams, spikes, device.type == "cpu", meter)
 

@@ -113,8 +113,8 @@ class Optimizer:
 
     def room_for(self, label: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Zeros for one tensor of `state`, held by this process as it holds the parameter."""
-        parameter = next(each for each, name in self.names.items() if name == label.rsplit("/", 1)[0])
-        if shape == parameter.shape:
+        parameter = next((each for each, name in self.names.items() if name == label.rsplit("/", 1)[0]), None)
+        if parameter is not None and shape == parameter.shape:
             return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
         return torch.zeros(shape, dtype=dtype)
 

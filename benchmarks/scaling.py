@@ -116,7 +116,7 @@ def kept(model: CausalModel, batch: Batch, precision: torch.dtype) -> int:
 
     device = next(model.parameters()).device
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), devices.autocast(device, precision):
-        loss = token_losses(model, batch.inputs, batch.targets).sum()
+        loss = token_losses(model, batch.targets, batch.inputs).sum()
     del loss
     return sum(seen.values())
 

@@ -4,7 +4,7 @@ A model that continues text is a `CausalModel`; its settings build it.
 `MODELS` is what `[model] kind` may say; a new model adds its settings class here.
 """
 
-from headway.models.base import CausalModel, DecoderState, Seq2SeqModel, parameter_count
+from headway.models.base import CausalModel, DecoderState, Model, Seq2SeqModel, parameter_count
 from headway.models.gpt import GPT, GPTSettings
 from headway.models.perceiver import PerceiverGPT, PerceiverGPTSettings
 
@@ -16,6 +16,7 @@ __all__ = [
     "CausalModel",
     "DecoderState",
     "GPTSettings",
+    "Model",
     "PerceiverGPT",
     "PerceiverGPTSettings",
     "Seq2SeqModel",

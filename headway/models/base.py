@@ -80,6 +80,10 @@ class Seq2SeqModel(nn.Module):
         return [part.weight for part in self.modules() if isinstance(part, nn.Linear) and part is not self.head]
 
 
+Model = CausalModel | Seq2SeqModel
+"""Whatever can be trained."""
+
+
 def parameter_count(model: nn.Module) -> int:
     """Learned numbers in the model, shared ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters())

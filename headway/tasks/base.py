@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from headway.memory import Room
 from headway.models import CausalModel
@@ -30,12 +30,14 @@ IGNORE = -100  # a target that is not learned
 class Batch:
     """Rows padded on the right: what the model reads and what it should say next.
 
-    `targets` are IGNORE where nothing is learned; `lengths` says how many inputs of each row are not padding.
+    `targets` are IGNORE where nothing is learned; `lengths` says how many inputs of each row are not padding. Rows that
+    are written after something that was read have a `source`, padded on the right with 0.
     """
 
     inputs: Tensor  # (B, T)
     targets: Tensor  # (B, T)
     lengths: Tensor  # (B,)
+    source: Tensor | None = None  # (B, S)
 
     @classmethod
     def next_token(cls, rows: Tensor, lengths: Tensor, learned: Tensor | None = None) -> Batch:
@@ -50,7 +52,7 @@ class Batch:
 
     def __getitem__(self, rows: slice | Tensor) -> Batch:
         """Some of its rows."""
-        return Batch(self.inputs[rows], self.targets[rows], self.lengths[rows])
+        return self.each(lambda part: part[rows])
 
     @property
     def tokens(self) -> int:
@@ -61,13 +63,24 @@ class Batch:
         """Targets that count."""
         return int((self.targets != IGNORE).sum())
 
+    @property
+    def given(self) -> tuple[Tensor, ...]:
+        """What the model is called with."""
+        return (self.inputs,) if self.source is None else (self.inputs, self.source)
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch with every part of it changed."""
+        parts = (self.inputs, self.targets, self.lengths, self.source)
+        return Batch(*(None if part is None else change(part) for part in parts))  # type: ignore[arg-type]
+
     def to(self, device: torch.device) -> Batch:
-        return Batch(*(part.to(device, non_blocking=True) for part in (self.inputs, self.targets, self.lengths)))
+        return self.each(lambda part: part.to(device, non_blocking=True))
 
     def trimmed(self) -> Batch:
         """Without the columns that are padding in every row."""
         longest = int(self.lengths.max())
-        return Batch(self.inputs[:, :longest], self.targets[:, :longest], self.lengths)
+        source = None if self.source is None else self.source[:, : int((self.source != 0).sum(1).max())]
+        return Batch(self.inputs[:, :longest], self.targets[:, :longest], self.lengths, source)
 
     def pieces(self, count: int) -> list[Batch]:
         """The same rows in `count` batches of like lengths, each as narrow as its longest row.
@@ -76,13 +89,14 @@ class Batch:
         """
         if count <= 1:
             return [self.trimmed()]
-        order = self.lengths.argsort(stable=True)
+        lengths = self.lengths if self.source is None else self.lengths + (self.source != 0).sum(1)
+        order = lengths.argsort(stable=True)
         return [self[rows].trimmed() for rows in order.tensor_split(min(count, len(order)))]
 
 
-def next_token_loss(model: CausalModel, batch: Batch) -> Tensor:
+def next_token_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Cross-entropy summed over the targets that count."""
-    logits = model(batch.inputs)  # (B, T, V)
+    logits = model(*batch.given)  # (B, T, V)
     return F.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten(), ignore_index=IGNORE, reduction="sum")
 
 
@@ -96,6 +110,8 @@ class Task(ABC):
     metric: ClassVar[str] = "loss"
     higher_is_better: ClassVar[bool] = False
     examples: int
+    source_width: int = 0  # the most tokens of a source; 0: rows have none
+    smoothing: float = 0.0  # the share of a target's probability that all tokens have in common
 
     def __init__(self, tokenizer: Tokenizer, block: int) -> None:
         self.tokenizer = tokenizer
@@ -130,7 +146,7 @@ class Task(ABC):
         return twin
 
     @abstractmethod
-    def evaluate(self, model: CausalModel, split: str = "dev", among: Ranks = ALONE) -> dict[str, Any]:
+    def evaluate(self, model: Any, split: str = "dev", among: Ranks = ALONE) -> dict[str, Any]:
         """Score the model on a split of the task's data or on a file; includes `metric` where it can be known.
 
         The work is shared among the processes, and each of them gets the whole result.

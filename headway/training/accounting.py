@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway.console import clock
-from headway.models import CausalModel
+from headway.models import Model
 from headway.training.checkpoint import State
 from headway.training.engine import Outcome
 from headway.training.streams import Stream
@@ -112,13 +112,14 @@ def pairs(
 
 
 @torch.no_grad()
-def row_flops(model: CausalModel, length: int) -> int:
-    """FLOPs of learning from one row of `length` tokens: those of the forward pass, three times."""
+def row_flops(model: nn.Module, *lengths: int) -> int:
+    """FLOPs of learning from one row: those of the forward pass, three times. `lengths` are those of the tokens and,
+    where it has one, of its source."""
     training = model.training
     model.eval()
-    row = torch.zeros(1, length, dtype=torch.long, device=next(model.parameters()).device)
+    device = next(model.parameters()).device
     with SeenPairs() as attention, Products() as products:
-        model(row)
+        model(*(torch.ones(1, length, dtype=torch.long, device=device) for length in lengths))
     model.train(training)
     return 3 * (products.flops + attention.flops)
 
@@ -129,13 +130,14 @@ class Costs:
     Every row of a stream counts as long as its rows are on average, in the first step that it takes part in.
     """
 
-    def __init__(self, model: CausalModel, streams: Sequence[Stream]) -> None:
+    def __init__(self, model: Model, streams: Sequence[Stream]) -> None:
         self.flops, self.tokens = {}, {}
         for stream in streams:
-            lengths = stream.batch(stream.begin).lengths
-            self.tokens[stream.name] = int(lengths.sum())
-            length = max(1, round(float(lengths.float().mean())))
-            self.flops[stream.name] = row_flops(model, length) * self.tokens[stream.name] / length
+            batch = stream.batch(stream.begin)
+            counts = [batch.lengths, *((part != 0).sum(1) for part in batch.given[1:])]
+            lengths = [max(1, round(float(count.float().mean()))) for count in counts]
+            self.tokens[stream.name] = batch.tokens
+            self.flops[stream.name] = row_flops(model, *lengths) * batch.tokens / lengths[0]
 
     def __call__(self, names: Collection[str]) -> float:
         tokens = sum(self.tokens[name] for name in names)

@@ -12,7 +12,7 @@ Shapes: B rows, T tokens, S tokens of a source, N steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ from torch.func import functional_call
 
 from headway.files import one_line
 from headway.memory import is_out_of_memory
-from headway.models import CausalModel
+from headway.models import Model
 from headway.tasks.base import IGNORE
 from headway.training.engine import Engine, Outcome, clip_gradients
 from headway.training.optimizer import Optimizer
@@ -42,7 +42,7 @@ class CannotCapture(Exception):
 class Captured(Engine):
     def __init__(
         self,
-        model: CausalModel,
+        model: Model,
         streams: Sequence[Stream],
         optimizer: Optimizer,
         seed: int,
@@ -131,10 +131,11 @@ class Captured(Engine):
         for buffer in self.buffers:
             learned = buffer.learned()
             shares = buffer.shares(learned)  # (B, 1)
-            parts = (buffer.inputs, buffer.targets, shares)
+            smoothing = buffer.streams[0].task.smoothing
             rows = []
-            for inputs, targets, share in zip(*(part.chunk(self.accumulate) for part in parts), strict=True):
-                losses = self.losses(inputs, targets)
+            parts = (part.chunk(self.accumulate) for part in (shares, buffer.targets, *buffer.given))
+            for share, targets, *given in zip(*parts, strict=True):
+                losses = self.losses(targets, *given, smoothing=smoothing)
                 loss = (losses * share).sum()
                 self.optimizer.backward(loss)
                 total = total + loss.detach()
@@ -153,17 +154,17 @@ class InLowPrecision:
     compute in float32 inside, and the loss is float32.
     """
 
-    def __init__(self, model: CausalModel, precision: torch.dtype) -> None:
+    def __init__(self, model: Model, precision: torch.dtype) -> None:
         self.model, self.precision = model, precision
 
-    def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return token_losses(self, inputs, targets)  # type: ignore[arg-type]
+    def losses(self, targets: Tensor, *given: Tensor, smoothing: float) -> Tensor:
+        return token_losses(self, targets, *given, smoothing=smoothing)
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, *given: Tensor) -> Tensor:
         if self.precision == torch.float32:
-            return self.model(inputs)
+            return self.model(*given)
         weights = {name: parameter.to(self.precision) for name, parameter in self.model.named_parameters()}
-        return functional_call(self.model, weights, (inputs,))
+        return functional_call(self.model, weights, given)
 
 
 class Buffer:
@@ -173,8 +174,17 @@ class Buffer:
         self.streams = streams
         self.rows = [stream.rows for stream in streams]
         width = max(stream.task.width for stream in streams)
-        self.inputs = torch.zeros(sum(self.rows), width, dtype=torch.long, device=device)
-        self.targets = torch.full_like(self.inputs, IGNORE)
+        self.targets = torch.full((sum(self.rows), width), IGNORE, device=device)
+        widths = [width, *([streams[0].task.source_width] if streams[0].task.source_width else [])]
+        self.given = [torch.zeros(sum(self.rows), each, dtype=torch.long, device=device) for each in widths]
+
+    @property
+    def inputs(self) -> Tensor:
+        return self.given[0]
+
+    def of_streams(self) -> Iterator[list[Tensor]]:
+        """For each stream its rows of the targets and of what the model is given."""
+        return map(list, zip(*(part.split(self.rows) for part in (self.targets, *self.given)), strict=True))
 
     def learned(self) -> list[Tensor]:
         """How many targets of each stream count, at least 1."""
@@ -194,8 +204,7 @@ class Buffer:
 class Made:
     """The rows of one stream in N steps."""
 
-    inputs: Tensor  # (N, B, T)
-    targets: Tensor  # (N, B, T)
+    parts: list[Tensor]  # (N, B, …): the targets, and what the model is given
     tokens: list[int]  # (N,) inputs that are not padding
     ready: torch.cuda.Event
 
@@ -227,16 +236,12 @@ class Feed:
         main = torch.cuda.current_stream()
         tokens = 0
         for buffer in buffers:
-            for inputs, targets in zip(
-                buffer.inputs.split(buffer.rows), buffer.targets.split(buffer.rows), strict=True
-            ):
+            for places in buffer.of_streams():
                 each = next(made)
                 main.wait_event(each.ready)
-                width = each.inputs.shape[-1]  # the columns behind stay padding
-                inputs[:, :width].copy_(each.inputs[step - first])
-                targets[:, :width].copy_(each.targets[step - first])
-                each.inputs.record_stream(main)
-                each.targets.record_stream(main)
+                for place, part in zip(places, each.parts, strict=True):
+                    place[:, : part.shape[-1]].copy_(part[step - first])  # the columns behind stay padding
+                    part.record_stream(main)
                 tokens += each.tokens[step - first]
         return tokens
 
@@ -247,10 +252,13 @@ class Feed:
 
     def nothing(self, stream: Stream) -> Made:
         """Rows that teach nothing, for steps that will not come."""
-        inputs = torch.zeros(AHEAD, stream.rows, stream.task.width, dtype=torch.long, device=self.device)
+        task = stream.task
+        widths = [task.width, task.width, *([task.source_width] if task.source_width else [])]
+        parts = [torch.zeros(AHEAD, stream.rows, each, dtype=torch.long, device=self.device) for each in widths]
+        parts[0].fill_(IGNORE)
         ready = torch.cuda.Event()
         ready.record()
-        return Made(inputs, torch.full_like(inputs, IGNORE), [0] * AHEAD, ready)
+        return Made(parts, [0] * AHEAD, ready)
 
     def make_stream(self, stream: Stream, first: int) -> Made:
         steps = [step for step in range(first, first + AHEAD) if stream.takes_part(step)]
@@ -262,10 +270,10 @@ class Feed:
         batch = self.tasks[stream.name].make(rows.to(self.device), noise.to(self.device))
         made = self.nothing(stream)
         counts = torch.zeros(AHEAD, dtype=torch.long, device=self.device)
-        parts = (part.split(sizes) for part in (batch.inputs, batch.targets, batch.lengths))
-        for step, x, y, lengths in zip(steps, *parts, strict=True):
-            made.inputs[step - first, : len(x), : x.shape[1]] = x
-            made.targets[step - first, : len(y), : y.shape[1]] = y
+        split = (part.split(sizes) for part in (batch.lengths, batch.targets, *batch.given))
+        for step, lengths, *parts in zip(steps, *split, strict=True):
+            for place, part in zip(made.parts, parts, strict=True):
+                place[step - first, : len(part), : part.shape[1]] = part
             counts[step - first] = lengths.sum()
         made.tokens = counts.tolist()
         made.ready.record()

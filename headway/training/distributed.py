@@ -21,7 +21,7 @@ import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from headway.errors import SettingsError, UserError
 from headway.files import write_synced
-from headway.models import CausalModel
+from headway.models import Model
 from headway.ranks import ALONE, Ranks
 from headway.tasks.base import IGNORE, Batch, Task
 from headway.training import device as devices
@@ -40,7 +40,7 @@ from headway.training.engine import Engine, Outcome, Plain, clip_gradients
 from headway.training.optimizer import Optimizer
 from headway.training.order import mix
 from headway.training.parts import during
-from headway.training.streams import Stream, token_losses
+from headway.training.streams import Stream
 
 NAMES = ("auto", "ddp", "fsdp")
 
@@ -48,7 +48,7 @@ NAMES = ("auto", "ddp", "fsdp")
 class Layout:
     """The whole model in one process."""
 
-    def __init__(self, model: CausalModel, ranks: Ranks = ALONE) -> None:
+    def __init__(self, model: Model, ranks: Ranks = ALONE) -> None:
         self.model, self.ranks = model, ranks
 
     def engine(
@@ -73,7 +73,7 @@ class Layout:
     def writer(self, checkpoints: Checkpoints) -> Writer:
         return Writer(checkpoints)
 
-    def at_hand(self) -> CausalModel:
+    def at_hand(self) -> Model:
         """A whole model of this kind in this process, to count what a row costs."""
         return self.model
 
@@ -106,7 +106,7 @@ class Several(Layout):
 class Replicated(Several):
     """Every process has the whole model, and the same one."""
 
-    def __init__(self, model: CausalModel, ranks: Ranks) -> None:
+    def __init__(self, model: Model, ranks: Ranks) -> None:
         super().__init__(model, ranks)
         device = next(model.parameters()).device
         self.forward = nn.parallel.DistributedDataParallel(
@@ -129,7 +129,7 @@ class Replicated(Several):
 class Sharded(Several):
     """Every process has its rows of every weight."""
 
-    def __init__(self, model: CausalModel, ranks: Ranks, device: torch.device, precision: torch.dtype) -> None:
+    def __init__(self, model: Model, ranks: Ranks, device: torch.device, precision: torch.dtype) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -159,7 +159,7 @@ class Sharded(Several):
         return scores
 
     @torch.no_grad()
-    def whole(self) -> CausalModel:
+    def whole(self) -> Model:
         """The weights, put together in every process."""
         targets = tensors_of(self.blank.to(self.device))
         for name, tensor in tensors_of(self.model).items():
@@ -169,7 +169,7 @@ class Sharded(Several):
     def writer(self, checkpoints: Checkpoints) -> Writer:
         return PartsWriter(checkpoints, self.ranks)
 
-    def at_hand(self) -> CausalModel:
+    def at_hand(self) -> Model:
         return self.blank
 
 
@@ -200,7 +200,8 @@ class Together(Engine):
         with devices.autocast(device, plain.precision):
             for number, (place, piece) in enumerate(pieces, 1):
                 with self.layout.exchanging(number == len(pieces)):
-                    sums[place] += self.gradients(piece.to(device), streams[place].weight / learned[place])
+                    share = streams[place].weight / learned[place]
+                    sums[place] += self.gradients(streams[place], piece.to(device), share)
         with during("clipping"):
             optimizer.unscale()
             norm = full(clip_gradients(plain.model, plain.clip))
@@ -213,24 +214,24 @@ class Together(Engine):
         positions = int(ranks.total(torch.tensor(sum(piece.inputs.numel() for _, piece in pieces))))
         return Outcome(int(counts[:, 0].sum()), positions, loss, norm, losses)
 
-    def gradients(self, piece: Batch, share: float) -> Tensor:
+    def gradients(self, stream: Stream, piece: Batch, share: float) -> Tensor:
         """Add the gradients of the piece's summed loss times `share`; returns the sum."""
         with during("forward"):
-            summed = token_losses(self.layout.forward, piece.inputs, piece.targets).sum()  # type: ignore[arg-type]
+            summed = stream.losses(self.layout.forward, piece).sum()
         with during("backward"):
             self.plain.optimizer.backward(summed * share)
         return summed.detach()
 
     def own(self, stream: Stream, step: int) -> tuple[Batch, int]:
         """(this process's rows of a stream, their tokens). Where there are fewer rows than processes, it may have none:
-        then it takes part with a token that teaches nothing."""
+        then it takes part with a row that teaches nothing."""
         rows, noise = stream.draw(step)
         part = self.layout.ranks.part(len(rows))
         if part.start < part.stop:
             batch = stream.task.make(rows[part], noise[..., part])
             return batch, batch.tokens
-        nothing = torch.zeros(1, 1, dtype=torch.long)
-        return Batch(nothing, torch.full_like(nothing, IGNORE), torch.ones(1, dtype=torch.long)), 0
+        batch = stream.task.make(rows[:1], noise[..., :1])
+        return replace(batch, targets=torch.full_like(batch.targets, IGNORE)), 0
 
     def pieces(self, stream: Stream, step: int, tokens: int, device: torch.device) -> int:
         """Into how many pieces the rows are cut: as many in every process, and none without a row."""
@@ -270,7 +271,7 @@ class PartsWriter(Writer):
 
 
 def arrange(
-    model: CausalModel, ranks: Ranks, device: torch.device, stages: Sequence[Any], parallel: str
+    model: Model, ranks: Ranks, device: torch.device, stages: Sequence[Any], parallel: str
 ) -> tuple[Layout, str]:
     """(how the model lies on the processes; the same in words, to be added to a line). `stages` are their settings."""
     if ranks.size == 1:

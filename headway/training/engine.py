@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headway.models import CausalModel
+from headway.models import Model
 from headway.tasks.base import Batch
 from headway.training import device as devices
 from headway.training.optimizer import Optimizer
 from headway.training.order import mix
 from headway.training.parts import during
-from headway.training.streams import Stream, token_losses
+from headway.training.streams import Stream
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Engine(ABC):
 
 @dataclass
 class Plain(Engine):
-    model: CausalModel
+    model: Model
     streams: Sequence[Stream]
     optimizer: Optimizer
     seed: int
@@ -67,7 +67,7 @@ class Plain(Engine):
                 with during("making batches"):
                     pieces = batch.pieces(self.pieces(batch.tokens, device))
                 positions += sum(piece.inputs.numel() for piece in pieces)
-                losses[stream.name] = self.gradients(pieces, batch.learned(), stream.weight, device)
+                losses[stream.name] = self.gradients(pieces, batch.learned(), stream, device)
                 total += stream.weight * losses[stream.name]
         with during("clipping"):
             self.optimizer.unscale()
@@ -77,7 +77,7 @@ class Plain(Engine):
             self.optimizer.zero_grad()
         return Outcome(sum(batch.tokens for _, batch in batches), positions, total, norm, losses)
 
-    def gradients(self, pieces: Sequence[Batch], learned: int, weight: float, device: torch.device) -> Tensor:
+    def gradients(self, pieces: Sequence[Batch], learned: int, stream: Stream, device: torch.device) -> Tensor:
         """Add the gradients of a stream's weighted mean loss a token, piece by piece; returns the mean, not weighted.
 
         Each piece's loss is a sum, divided by the token count of the whole batch: never a mean of means.
@@ -87,9 +87,9 @@ class Plain(Engine):
         for piece in pieces:
             there = piece.to(device)
             with during("forward"):
-                summed = token_losses(self.model, there.inputs, there.targets).sum()
+                summed = stream.losses(self.model, there).sum()
             with during("backward"):
-                self.optimizer.backward(summed * (weight / learned))
+                self.optimizer.backward(summed * (stream.weight / learned))
             total += summed.detach()
         return total / learned
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from headway.models import CausalModel
+from headway.models import Model
 from headway.training.captured import CannotCapture, Captured
 from headway.training.engine import Engine, Outcome, Plain
 from headway.training.optimizer import Optimizer
@@ -38,7 +38,7 @@ class FirstThatWorks(Engine):
 
 
 def build(
-    model: CausalModel,
+    model: Model,
     streams: Sequence[Stream],
     optimizer: Optimizer,
     seed: int,

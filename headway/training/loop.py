@@ -21,7 +21,7 @@ from headway.console import Reporter, scores
 from headway.errors import Interrupted, UserError
 from headway.files import read_json_lines, write_json_lines
 from headway.memory import is_out_of_memory
-from headway.models import CausalModel
+from headway.models import Model
 from headway.settings import setting
 from headway.tasks import Task
 from headway.training import device as devices
@@ -151,7 +151,7 @@ class Plan:
 class Trainer:
     """Trains `model` through `stages` and keeps the record in `directory`."""
 
-    model: CausalModel
+    model: Model
     stages: list[Stage]
     directory: Path
     fingerprint: str

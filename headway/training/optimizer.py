@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headway.models import CausalModel
+from headway.models import Model
 from headway.training.loss_scale import LossScale
 from headway.training.muon import BatchedMuon, ShardedMuon
 from headway.training.sharded import is_sharded
@@ -147,7 +147,7 @@ def tensors_of(part: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
         yield from ((name, value) for name, value in state.items() if isinstance(value, Tensor))
 
 
-def build_optimizer(model: CausalModel, settings: Any, precision: torch.dtype = torch.float32) -> Optimizer:
+def build_optimizer(model: Model, settings: Any, precision: torch.dtype = torch.float32) -> Optimizer:
     """The optimizer that `[training]` asks for, to train at `precision`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     if settings.decay == "matrices":

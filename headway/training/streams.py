@@ -10,13 +10,12 @@ Shapes: B rows, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from headway.models import CausalModel
 from headway.tasks.base import IGNORE, Batch, Task
 from headway.training.order import Sequential, Shuffled, generator
 
@@ -42,24 +41,43 @@ class Stream:
         rows = self.order.rows(step - self.begin)
         return rows, self.task.noise(len(rows), generator(self.seed, "batch", step))
 
+    def losses(self, model: Callable[..., Tensor], batch: Batch) -> Tensor:
+        """Of every target (B, T)."""
+        return token_losses(model, batch.targets, *batch.given, smoothing=self.task.smoothing)
+
     def batch(self, step: int) -> Batch:
         rows, noise = self.draw(step)
         return self.task.make(rows, noise)
 
 
 def by_length(streams: Sequence[Stream]) -> list[list[Stream]]:
-    """Streams of like row lengths stand together, the longest first: a row may be padded to half as much again."""
+    """Streams of like row lengths stand together, the longest first: a row may be padded to half as much again.
+
+    What is read, and how it is learned, must be alike too.
+    """
     groups: list[list[Stream]] = []
     for stream in sorted(streams, key=lambda stream: -stream.task.width):
-        if groups and groups[-1][0].task.width <= 1.5 * stream.task.width:
+        if groups and are_alike(groups[-1][0].task, stream.task):
             groups[-1].append(stream)
         else:
             groups.append([stream])
     return groups
 
 
-def token_losses(model: CausalModel, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of every target (B, T), 0 where nothing is learned."""
-    logits = model(inputs)  # (B, T, V)
-    losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction="none")
+def are_alike(wide: Task, narrow: Task) -> bool:
+    if (wide.source_width, wide.smoothing) != (narrow.source_width, narrow.smoothing):
+        return False
+    return wide.width <= 1.5 * narrow.width
+
+
+def token_losses(model: Callable[..., Tensor], targets: Tensor, *given: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy of every target (B, T), 0 where nothing is learned; the model is called with what is `given`.
+
+    With smoothing ε the target is right with probability 1 − ε, and the rest is spread evenly over the vocabulary:
+    "Rethinking the Inception architecture" (Szegedy et al. 2015), section 7.
+    """
+    logits = model(*given).flatten(0, 1).float()  # (B · T, V)
+    losses = F.cross_entropy(
+        logits, targets.flatten(), ignore_index=IGNORE, reduction="none", label_smoothing=smoothing
+    )
     return losses.view_as(targets)

@@ -37,6 +37,7 @@ from headway.training.checkpoint import Checkpoints
 from headway.training.engine import Outcome, Plain
 from headway.training.guard import Spikes, interruptible
 from headway.training.loop import Plan, Stage, Trainer
+from headway.training.streams import Stream
 from tests.training.test_checkpoint import OFTEN, Said, contents, in_writer
 from tests.training.test_resume import StopAt, final_weights, same
 
@@ -204,7 +205,7 @@ class Spoilt:
         self, monkeypatch: pytest.MonkeyPatch, steps: set[int], loss: float = NAN, gradient: float | None = None
     ) -> None:
         self.now, self.rows = False, []
-        plain_step, plain_losses, plain_clip = Plain.step, engine.token_losses, engine.clip_gradients
+        plain_step, plain_losses, plain_clip = Plain.step, Stream.losses, engine.clip_gradients
 
         def step(this: Plain, step: int, rate: float) -> Outcome:
             self.now = this.streams[0].name == "training" and step in steps
@@ -219,7 +220,7 @@ class Spoilt:
             return plain_clip(model, most)
 
         monkeypatch.setattr(Plain, "step", step)
-        monkeypatch.setattr(engine, "token_losses", losses)
+        monkeypatch.setattr(Stream, "losses", losses)
         monkeypatch.setattr(engine, "clip_gradients", clip)
 
 

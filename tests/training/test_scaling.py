@@ -85,6 +85,8 @@ def test_all_parts_together_are_the_model() -> None:
 class Rows:
     """Eight rows of five tokens."""
 
+    source_width, smoothing = 0, 0.0
+
     width = 4
 
     def noise(self, count: int, generator: torch.Generator) -> torch.Tensor:

@@ -46,6 +46,8 @@ def mixed(run_file: Path) -> Path:
 class Rows:
     """A task whose rows are given: what a stream needs of it."""
 
+    source_width, smoothing = 0, 0.0
+
     def __init__(self, rows: torch.Tensor) -> None:
         self.table, self.examples, self.width = rows, len(rows), rows.shape[1] - 1
 

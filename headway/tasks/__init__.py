@@ -10,7 +10,9 @@ from headway.tasks.language_modelling import LanguageModelling, LanguageModellin
 from headway.tasks.question_answering import Answer, QuestionAnswering, QuestionAnsweringSettings
 from headway.tasks.recitation import Recitation, RecitationSettings
 from headway.tasks.retelling import Retelling, RetellingSettings
+from headway.tasks.sequence_to_sequence import SequenceToSequence, SequenceToSequenceSettings, Translation
 from headway.tasks.span_corruption import SpanCorruption, SpanCorruptionSettings
+from headway.tasks.toy import ToySettings
 
 TASKS = {
     "language_modelling": LanguageModellingSettings,
@@ -19,6 +21,8 @@ TASKS = {
     "entity_spans": EntitySpansSettings,
     "recitation": RecitationSettings,
     "question_answering": QuestionAnsweringSettings,
+    "sequence_to_sequence": SequenceToSequenceSettings,
+    "toy": ToySettings,
 }
 
 __all__ = [
@@ -36,7 +40,11 @@ __all__ = [
     "RecitationSettings",
     "Retelling",
     "RetellingSettings",
+    "SequenceToSequence",
+    "SequenceToSequenceSettings",
     "SpanCorruption",
     "SpanCorruptionSettings",
     "Task",
+    "ToySettings",
+    "Translation",
 ]

@@ -116,6 +116,7 @@ class Task(ABC):
     def __init__(self, tokenizer: Tokenizer, block: int) -> None:
         self.tokenizer = tokenizer
         self.block = block
+        self.notes: list[str] = []  # what should be known of the data, once it is loaded
 
     @property
     def width(self) -> int:

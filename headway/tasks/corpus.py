@@ -6,7 +6,7 @@ Flat arrays keep batch making vectorised, and are the shape that memory-mapped s
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,21 @@ class Corpus:
 
     def to(self, device: torch.device) -> Corpus:
         return Corpus(self.tokens.to(device), self.starts.to(device))
+
+    def padded(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The documents `rows` (B,) side by side, (B, T), padded with 0; and their lengths (B,)."""
+        lengths = self.lengths[rows]
+        place = torch.arange(int(lengths.max()), device=rows.device)
+        where = self.starts[rows][:, None] + place
+        tokens = self.tokens[where.clamp(max=len(self.tokens) - 1)].long()
+        return tokens.masked_fill(place >= lengths[:, None], 0), lengths
+
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[int]]) -> Corpus:
+        """Documents that are tokens already."""
+        arrays = [np.asarray(row, dtype=np.int32) for row in rows]
+        starts = np.concatenate([[0], np.cumsum([len(array) for array in arrays])])
+        return cls(torch.from_numpy(np.concatenate(arrays)), torch.from_numpy(starts.astype(np.int64)))
 
     @classmethod
     def encode(cls, documents: Sequence[str], tokenizer: Tokenizer, source: str, closing: bool = False) -> Corpus:

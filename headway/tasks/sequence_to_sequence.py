@@ -1,0 +1,271 @@
+"""Sequence to sequence: read one text, write another.
+
+    source   x₁ … x_S
+    target   ⁇ y₁ … y_T ⁇          the mark begins the target and ends it
+
+The model learns every target token from those before it and from the source (teacher forcing). Scored by corpus BLEU
+and chrF of what beam search writes, and by the loss and the share of right next tokens on the references.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.data.catalog import resolve
+from headway.errors import DataError, TextError, UserError, nearest
+from headway.generation.beam import Hypothesis, beam_search
+from headway.memory import Room
+from headway.models import Seq2SeqModel
+from headway.ranks import ALONE, Ranks
+from headway.settings import REQUIRED, setting
+from headway.tasks.base import IGNORE, Batch, Task
+from headway.tasks.corpus import Corpus
+from headway.tasks.translation_scores import by_length, corpus_scores, tokenizer_for
+from headway.text import Notes, Pair, Tokenizer
+from headway.text.plain import silent
+from headway.text.readers import read_parallel
+
+SPLITS = ("train", "dev", "test")
+SCORED_AT_ONCE = 64  # sentences whose loss is computed together
+
+
+@dataclass
+class SequenceToSequenceSettings:
+    """`[task]` with name = "sequence_to_sequence"."""
+
+    name: str = setting("sequence_to_sequence", "which task")
+    source: str = setting(REQUIRED, "what is read: a file of lines, or a table that has both sides", path=True)
+    target: str | None = setting(None, "what is written, line by line with the source; none for a table", path=True)
+    dev: str | None = setting(None, "sources to measure on, or a table", path=True)
+    dev_target: str | None = setting(None, "their targets", path=True)
+    test: str | None = setting(None, "further sources, or a table", path=True)
+    test_target: str | None = setting(None, "their targets", path=True)
+    source_column: str | int | None = setting(None, "of a table, the column that is read: a name, or a number from 0")
+    target_column: str | int | None = setting(None, "of a table, the column that is written")
+    holdout: float = setting(0.05, "share held out as dev where there is no dev file", least=0.0, below=1.0)
+    test_holdout: float = setting(0.0, "share held out as test where there is no test file", least=0.0, below=1.0)
+    together: str = setting(
+        "none", "pairs that have this side in common are held out together", choices=("none", "source", "target")
+    )
+    longest: int = setting(0, "most tokens a side; longer pairs are not learned; 0: what model.block holds", least=0)
+    strict: bool = setting(False, "an empty line is an error; false: its pair is dropped, and the number said")
+    label_smoothing: float = setting(0.0, "share of each target's probability spread evenly", least=0.0, below=1.0)
+    beam: int = setting(5, "hypotheses a sentence when the run is scored", least=1)
+    length_penalty: float = setting(0.6, "how much longer sentences are favoured in beam search")
+    bleu: str = setting("auto", "how BLEU cuts words", choices=("auto", "13a", "zh", "char", "intl", "none"))
+    errors: str = setting("strict", "what to do with bytes that are not UTF-8", choices=("strict", "replace"))
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        for name in ("dev", "test"):
+            if getattr(self, f"{name}_target") and not getattr(self, name):
+                yield f"{name}_target", f"there are targets and no sources; name them as {name}"
+        if (self.source_column is None) != (self.target_column is None):
+            yield "source_column", "a table needs both columns: source_column and target_column"
+        if self.source_column is not None and self.target:
+            yield "target", "columns are of one table, and this is a second file; leave one of the two out"
+        if self.holdout + self.test_holdout >= 1:
+            yield "holdout", "holdout and test_holdout leave nothing to learn from"
+
+    def texts(self, say: Notes) -> list[str]:
+        pairs = self.read("train", say)
+        return [text for pair in pairs for text in (pair.source, f"{pair.target}")]
+
+    def read(self, split: str, say: Notes = silent) -> list[Pair]:
+        """The pairs of a split: of its own file, or of those that the file to learn from holds out for it."""
+        if split in ("dev", "test") and getattr(self, split) is not None:
+            return self.read_files(getattr(self, split), getattr(self, f"{split}_target"), say)
+        pairs = self.read_files(self.source, self.target, say)
+        return [pair for pair in pairs if self.split_of(pair) == split]
+
+    def read_files(self, source: str, target: str | None, say: Notes = silent) -> list[Pair]:
+        columns = None
+        if self.source_column is not None and self.target_column is not None:
+            columns = (self.source_column, self.target_column)
+        paths = resolve(source), resolve(target) if target else None
+        return read_parallel(*paths, columns=columns, strict=self.strict, errors=self.errors, say=say)
+
+    def split_of(self, pair: Pair) -> str:
+        """Which split a pair of the file to learn from belongs to: a function of its text alone."""
+        text = {"source": pair.source, "target": f"{pair.target}"}.get(self.together, f"{pair.source}\t{pair.target}")
+        place = int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big") / 2**64
+        test = self.test_holdout if self.test is None else 0.0
+        dev = self.holdout if self.dev is None else 0.0
+        return "test" if place < test else "dev" if place < test + dev else "train"
+
+    def build(self, tokenizer: Tokenizer, block: int) -> SequenceToSequence:
+        return SequenceToSequence(self, tokenizer, block)
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What was written for a source, with its log-probability and the score that beam search ranks by."""
+
+    text: str
+    logprob: float
+    score: float
+
+
+class SequenceToSequence(Task):
+    metric = "bleu"
+    higher_is_better = True
+
+    def __init__(self, settings: Any, tokenizer: Tokenizer, block: int) -> None:
+        super().__init__(tokenizer, block)
+        self.settings = settings
+        self.smoothing = settings.label_smoothing
+        self.longest = min(settings.longest or block, block)
+        self.splits: dict[str, list[Pair]] = {}
+
+    def load(self) -> None:
+        pairs = self.pairs("train")
+        sources = [self.encode(pair.source, pair) for pair in pairs]
+        targets = [[self.tokenizer.mask, *self.encode(f"{pair.target}", pair), self.tokenizer.mask] for pair in pairs]
+        fit = [max(len(x), len(y) - 1) <= self.longest for x, y in zip(sources, targets, strict=True)]
+        if not any(fit):
+            raise DataError(
+                f"{self.settings.source}: none of its {len(pairs):,} pairs has at most {self.longest} tokens a side "
+                "(task.longest, model.block)"
+            )
+        if not all(fit):
+            self.notes.append(
+                f"{self.settings.source}: {fit.count(False):,} of {len(pairs):,} pairs have more than {self.longest} "
+                "tokens on a side and are not learned (task.longest, model.block)"
+            )
+        self.sources = Corpus.of(row for row, fits in zip(sources, fit, strict=True) if fits)
+        self.targets = Corpus.of(row for row, fits in zip(targets, fit, strict=True) if fits)
+        self.examples = len(self.sources)
+        self.source_width = int(self.sources.lengths.max())
+        self.pairs("dev")  # what is wrong with it shows now
+
+    def encode(self, text: str, pair: Pair | None = None) -> list[int]:
+        try:
+            return self.tokenizer.encode(self.tokenizer.lead + text)
+        except TextError as error:
+            raise TextError(f"line {pair.line}: {error}" if pair is not None else str(error)) from None
+
+    @property
+    def width(self) -> int:
+        return int(self.targets.lengths.max()) - 1
+
+    def make(self, rows: Tensor, noise: Tensor) -> Batch:
+        tokens, lengths = self.targets.padded(rows)
+        batch = Batch.next_token(tokens, lengths)
+        batch.source = self.sources.padded(rows)[0]
+        return batch
+
+    def pairs(self, split: str) -> list[Pair]:
+        """The pairs of a split, or of a file."""
+        if split not in self.splits:
+            self.splits[split] = self.read_split(split)
+        return self.splits[split]
+
+    def read_split(self, split: str) -> list[Pair]:
+        if split in SPLITS:
+            pairs = self.settings.read(split)
+            if split == "test" and not pairs:
+                raise UserError("this run has no test split (task.test, task.test_holdout); name a file instead")
+            return pairs
+        if not resolve(split).is_file() and "." not in split and "/" not in split:
+            raise UserError(f"'{split}' is neither a split nor a file{nearest(split, SPLITS)}")
+        return self.settings.read_files(split, None)
+
+    def evaluate(
+        self, model: Seq2SeqModel, split: str = "dev", among: Ranks = ALONE, beam: int | None = None
+    ) -> dict[str, Any]:
+        """BLEU, chrF, perplexity and the share of right next tokens; every prediction in the order of the sources."""
+        pairs = self.pairs(split)
+        if not pairs:
+            return {"sentences": 0, "predictions": []}
+        mine = among.share(pairs)
+        written = self.translate(model, [pair.source for pair in mine], beam)
+        predictions = among.gather([each[0].text for each in written])
+        references = [f"{pair.target}" for pair in pairs]
+        cut = tokenizer_for(references) if self.settings.bleu == "auto" else self.settings.bleu
+        loss, right, tokens = self.teacher_forced(model, mine, among)
+        buckets = by_length([pair.source for pair in pairs], predictions, references, cut)
+        return {
+            "sentences": len(pairs),
+            **corpus_scores(predictions, references, cut),
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            "token_accuracy": right,
+            "tokens": tokens,
+            "by_length": [{"name": bucket.name, **asdict(bucket)} for bucket in buckets],
+            "predictions": predictions,
+        }
+
+    @torch.inference_mode()
+    def teacher_forced(
+        self, model: Seq2SeqModel, pairs: Sequence[Pair], among: Ranks = ALONE
+    ) -> tuple[float, float, int]:
+        """(loss a token, share of tokens that are the likeliest, number of tokens) of the references, in all ranks.
+
+        Sides that the model cannot hold are cut.
+        """
+        training = model.training
+        model.eval()
+        device = next(model.parameters()).device
+        mark = self.tokenizer.mask
+        sources = [self.encode(pair.source, pair)[: self.block] for pair in pairs]
+        targets = [[mark, *self.encode(f"{pair.target}", pair)[: self.block - 1], mark] for pair in pairs]
+        order = sorted(range(len(pairs)), key=lambda row: len(targets[row]))
+        sums = torch.zeros(3, dtype=torch.float64)  # loss, right, tokens
+
+        def add(rows: list[int]) -> None:
+            tokens, lengths = Corpus.of(targets[row] for row in rows).padded(torch.arange(len(rows)))
+            batch = Batch.next_token(tokens, lengths)
+            batch.source = Corpus.of(sources[row] for row in rows).padded(torch.arange(len(rows)))[0]
+            batch = batch.to(device)
+            logits = model(*batch.given).flatten(0, 1).float()
+            wanted = batch.targets.flatten()
+            there = wanted != IGNORE
+            loss = torch.nn.functional.cross_entropy(logits, wanted, ignore_index=IGNORE, reduction="sum")
+            right = (logits.argmax(-1) == wanted)[there].sum()
+            sums.add_(torch.stack([loss.double().cpu(), right.double().cpu(), there.sum().double().cpu()]))
+
+        for _ in Room(SCORED_AT_ONCE).each(add, order):
+            pass
+        model.train(training)
+        loss, right, tokens = among.total(sums).tolist()
+        return loss / max(1.0, tokens), right / max(1.0, tokens), int(tokens)
+
+    def translate(
+        self, model: Seq2SeqModel, texts: Sequence[str], beam: int | None = None, best: int = 1
+    ) -> list[list[Translation]]:
+        """The `best` translations of each text, the best first, in the order of the texts; of nothing, nothing.
+
+        A source that the model cannot hold is cut at `model.block` tokens.
+        """
+        sources = [self.encode(text)[: self.block] if text.strip() else [] for text in texts]
+        rows = [row for row, source in enumerate(sources) if source]
+        mark = self.tokenizer.mask
+        found = beam_search(
+            model,
+            [sources[row] for row in rows],
+            self.settings.beam if beam is None else beam,
+            self.block - 1,
+            begin=mark,
+            end=mark,
+            length_penalty=self.settings.length_penalty,
+            best=best,
+        )
+        written = [[Translation("", 0.0, 0.0)] for _ in texts]
+        for row, hypotheses in zip(rows, found, strict=True):
+            written[row] = [self.translation(hypothesis) for hypothesis in hypotheses]
+        return written
+
+    def translation(self, hypothesis: Hypothesis) -> Translation:
+        text = self.tokenizer.decode(hypothesis.tokens).removeprefix(self.tokenizer.lead)
+        return Translation(" ".join(text.split("\n")), hypothesis.logprob, hypothesis.score)
+
+    def is_cut(self, text: str) -> int:
+        """How many tokens a source has, where that is more than the model reads; else 0."""
+        count = len(self.encode(text)) if text.strip() else 0
+        return count if count > self.block else 0

@@ -1,0 +1,71 @@
+"""How good sentences are beside references: corpus BLEU and chrF by `sacrebleu`, and BLEU by the source's length.
+
+BLEU: Papineni et al. 2002; chrF: Popović 2015; the reporting: "A call for clarity in reporting BLEU scores" (Post 2018).
+A score says nothing without its signature, so both come together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+BUCKETS = (8, 12, 16, 20, 30)  # the longest source of each, in words; what is longer comes last
+WITHOUT_SPACES = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")  # kana and Han
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Sentences whose sources have `low` to `high` words (None: any number from `low` on)."""
+
+    low: int
+    high: int | None
+    sentences: int
+    bleu: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.low}–{self.high}" if self.high is not None else f"{self.low}+"
+
+
+def corpus_scores(predictions: Sequence[str], references: Sequence[str], tokenize: str) -> dict[str, Any]:
+    """BLEU and chrF of the whole, each with its signature."""
+    from sacrebleu.metrics import BLEU, CHRF
+
+    bleu, chrf = BLEU(tokenize=tokenize), CHRF()
+    return {
+        "bleu": bleu.corpus_score(list(predictions), [list(references)]).score,
+        "chrf": chrf.corpus_score(list(predictions), [list(references)]).score,
+        "signature": str(bleu.get_signature()),
+        "chrf_signature": str(chrf.get_signature()),
+    }
+
+
+def by_length(
+    sources: Sequence[str], predictions: Sequence[str], references: Sequence[str], tokenize: str
+) -> list[Bucket]:
+    """Corpus BLEU of the sentences of like source lengths, the shortest first; buckets without sentences are left
+    out."""
+    from sacrebleu.metrics import BLEU
+
+    bleu = BLEU(tokenize=tokenize)
+    lengths = [count_words(source) for source in sources]
+    found = []
+    for low, high in zip((1, *(most + 1 for most in BUCKETS)), (*BUCKETS, None), strict=True):
+        rows = [row for row, length in enumerate(lengths) if low <= length and (high is None or length <= high)]
+        if rows:
+            score = bleu.corpus_score([predictions[row] for row in rows], [[references[row] for row in rows]]).score
+            found.append(Bucket(low, high, len(rows), score))
+    return found
+
+
+def count_words(text: str) -> int:
+    """Words between spaces; of scripts that have none, every character is one."""
+    return max(1, len(WITHOUT_SPACES.sub(" x ", text).split()))
+
+
+def tokenizer_for(references: Sequence[str]) -> str:
+    """How BLEU cuts these texts: `zh` where most letters are Han or kana, else 13a."""
+    letters = "".join(references[:1000])
+    return "zh" if len(WITHOUT_SPACES.findall(letters)) > len(re.findall(r"[^\W\d_]", letters)) / 2 else "13a"

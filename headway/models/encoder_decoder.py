@@ -1,7 +1,7 @@
 """The encoder-decoder Transformer: an encoder reads the source, a decoder writes the target and looks at both.
 
-    encoder   x = √D · E[source] + positions;   x ← x + Attention(x);   x ← x + FeedForward(x)      layers times
-    decoder   y = √D · E[target] + positions;   y ← y + Attention(y);   y ← y + Attention(y, x);   y ← y + FeedForward(y)
+    encoder   x = √D · E[source] + positions;   x ← x + Attention(x);   x ← x + FeedForward(x)
+    decoder   y = √D · E[target] + positions;   y ← y + Attention(y);   y ← y + Attention(y, x);  y ← y + FeedForward(y)
     logits    y W_Vᵀ
 
 with a norm around every "+" (`norm`). "Attention is all you need" (Vaswani et al. 2017). A target's token costs

@@ -36,8 +36,8 @@ State = TypeVar("State", bound=DecoderState)
 class Hypothesis:
     """A target that was found. The end mark is not part of `tokens`.
 
-    `logprob` is the model's own log-probability of the tokens, and of the end mark where the model chose it (`stopped`);
-    one that was closed at the limit has no end mark, in `logprob` and in the length.
+    `logprob` is the model's own log-probability of the tokens, and of the end mark where the model chose it
+    (`stopped`). One that was closed at the limit has no end mark, in `logprob` and in the length.
     """
 
     tokens: list[int]
@@ -120,7 +120,7 @@ def beam_continue(
     *,
     end: int = MARK,
 ) -> list[list[Hypothesis]]:
-    """For each prompt its `best` continuations, the best first; prompt and continuation must fit the model's context."""
+    """For each prompt its `best` continuations, the best first. Both together must fit the model's context."""
     options = Beam(beam, limit, length_penalty, best, end, tuple({PAD} - {end}))
     check_prompts(prompts, model.context)
     for number, prompt in enumerate(prompts, 1):
@@ -245,7 +245,8 @@ def check_sources(sources: Sequence[Sequence[int]], limit: int, block: int) -> N
             raise TextError(f"source {number} is empty; give the model at least one token to read")
         if len(source) > block:
             raise TextError(
-                f"source {number} has {len(source)} tokens, and the model reads at most {block} (model.block); shorten it"
+                f"source {number} has {len(source)} tokens, and the model reads at most {block} (model.block); "
+                "shorten it"
             )
     if limit > block:
         raise UserError(

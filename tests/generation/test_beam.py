@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from headway.errors import TextError, UserError
 from headway.generation import beam_continue, beam_search, generate
+from headway.generation.beam import Beam
 from tests.conftest import tiny_encoder_decoder, tiny_gpt
 
 MARK = 1
@@ -190,3 +191,10 @@ def test_logits_that_are_no_numbers_are_named() -> None:
     torch.nn.init.constant_(model.head.weight, float("nan"))
     with pytest.raises(ValueError, match="not numbers"):
         beam_search(model, [[3]], 2, 5)
+
+
+@given(logprob=st.floats(-50, 0), length=st.integers(1, 9), more=st.integers(1, 9), penalty=st.floats(-3, 3))
+def test_the_reach_of_a_live_hypothesis_is_the_best_it_can_end_with(logprob, length, more, penalty) -> None:
+    options = Beam(1, length + more, penalty)
+    ends = [score(logprob, each, penalty) for each in range(length + 1, length + more + 1)]
+    assert options.reach(logprob, length) == pytest.approx(max(ends), rel=1e-12)

@@ -34,6 +34,10 @@ Sets = Annotated[
     typer.Option("--set", metavar="A.B=C", help="Override a setting, such as model.width=128; may be repeated."),
 ]
 SEEDS = 2**62  # torch takes no seed of more than 63 bits
+Beam = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(help="Hypotheses side by side, 1 is greedy; task.beam without it (sequence to sequence)."),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 
 
@@ -98,12 +102,13 @@ def evaluate(
     run: RunPath,
     split: Annotated[str, typer.Option(metavar="dev|FILE", help="train, dev, test, or a file.")] = "dev",
     out: Annotated[Optional[Path], typer.Option(help="Where predictions go, one a line.")] = None,  # noqa: UP045
+    beam: Beam = None,
     device: Device = "auto",
 ) -> None:
     """Score a run on a split of its data or on a file."""
     from headway.commands import evaluate_command
 
-    evaluate_command(run, split, out, device)
+    evaluate_command(run, split, out, beam, device)
 
 
 @app.command()
@@ -121,13 +126,15 @@ def predict(
     top_p: Annotated[float, typer.Option(help="Choose among the likeliest tokens that hold this probability.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=SEEDS, help="Of the sampling.")] = 0,
     alternatives: Annotated[int, typer.Option(min=0, help="Other answers to show (questions).")] = 3,
+    beam: Beam = None,
+    best: Annotated[int, typer.Option(min=1, help="Show this many, with scores (sequence to sequence).")] = 1,
     device: Device = "auto",
 ) -> None:
-    """Answer questions or continue text, as the run's task says."""
+    """Answer questions, translate or continue text, as the run's task says."""
     from headway.commands import predict_command
     from headway.generation import Sampling
 
-    predict_command(run, inputs, limit, Sampling(temperature, top_k, top_p, seed), alternatives, device)
+    predict_command(run, inputs, limit, Sampling(temperature, top_k, top_p, seed), alternatives, beam, best, device)
 
 
 @app.command()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterator
-from itertools import count, takewhile
+from collections.abc import Iterable, Iterator
+from itertools import count, islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,15 @@ from headway.console import Reporter, clock, reporter, scores
 from headway.data import catalog
 from headway.data.world import WorldSettings
 from headway.errors import DataError, Interrupted, Quit, TextError, UserError
-from headway.files import one_line, write_lines
+from headway.files import one_line, write_json, write_lines
 from headway.generation import Sampling
 from headway.ranks import joined, of_environment
 from headway.run import Run, load, own_directory, train
-from headway.tasks import LanguageModelling, QuestionAnswering
+from headway.tasks import LanguageModelling, QuestionAnswering, SequenceToSequence
 from headway.text import read_documents, read_pairs
 from headway.training.tensorboard import TensorBoard
+
+TOGETHER = 256  # lines that are translated at once
 
 
 def list_recipes() -> None:
@@ -86,33 +88,91 @@ def summary(run: Run) -> str:
     return ", ".join(parts + [f"dev {score}" for score in scores(run.evaluation)])
 
 
-def evaluate_command(path: Path, split: str, out: Path | None, device: str) -> None:
+def evaluate_command(path: Path, split: str, out: Path | None, beam: int | None, device: str) -> None:
     with joined() as ranks:
         run = opened(path, device)
-        result = run.evaluate(split, ranks)
+        if beam is not None and not isinstance(run.task, SequenceToSequence):
+            raise UserError(f"--beam {beam}: a run whose task is {run.settings.task.name} is not scored by beam search")
+        result = run.evaluate(split, ranks, **({} if beam is None else {"beam": beam}))
         if ranks.leads:
             tell_scores(run, split, result, out)
 
 
 def tell_scores(run: Run, split: str, result: dict[str, Any], out: Path | None) -> None:
     """Print what an evaluation found, and write the predictions."""
-    if not result.get("questions", result.get("tokens")):
+    if not (result.get("questions") or result.get("sentences") or result.get("tokens")):
         raise UserError(f"{run.path}: {split}: nothing was held out to measure on; name a file with --split")
     shown = scores(result) or [f"{result['questions']} questions without answers (one column), so no accuracy"]
     print(f"{run.path}: {split}: {', '.join(shown)}")
+    for line in details(result):
+        print(f"  {line}")
     if "predictions" in result:
         name = split if split in ("train", "dev", "test") else Path(split).name
         target = out or run.path / "predictions" / f"{name}.txt"
         write_lines(target, result["predictions"])
-        print(f"predictions written to {target}")
+        write_json(target.with_suffix(".json"), {key: each for key, each in result.items() if key != "predictions"})
+        print(f"predictions written to {target}, scores to {target.with_suffix('.json')}")
     elif out is not None:
         raise UserError(f"--out {out}: this run's task makes no predictions to write")
 
 
+def details(result: dict[str, Any]) -> Iterator[str]:
+    """What an evaluation of translations says beyond its scores: how they were computed, and where they fall off."""
+    if "signature" in result:
+        yield f"BLEU by sacrebleu, {result['signature']}"
+        yield f"chrF by sacrebleu, {result['chrf_signature']}"
+    if "by_length" in result:
+        parts = (f"{each['name']}: {each['bleu']:.1f} ({each['sentences']})" for each in result["by_length"])
+        yield f"BLEU by words of the source (sentences): {', '.join(parts)}"
+
+
+def translate_lines(run: Run, lines: Iterable[tuple[str, str]], beam: int | None, best: int) -> None:
+    """A line out for every line in, in the same order; with `best` above 1 a line for each of them, with its scores.
+
+    Lines are translated together, as many as have come.
+    """
+    task = run.task
+    assert isinstance(task, SequenceToSequence)
+    if beam is not None and beam < 1:
+        raise UserError(f"--beam {beam}: at least 1 is needed, which is greedy decoding")
+    for some in in_groups(lines, TOGETHER):
+        for place, text in some:
+            try:
+                count = task.is_cut(text)
+            except TextError as error:
+                raise TextError(f"{place}{error}") from None
+            if count:
+                print(f"{place}{count} tokens, of which the model reads the first {task.block}", file=sys.stderr)
+        for written in run.translate([text for _, text in some], beam, best):
+            if best == 1:
+                print(written[0].text, flush=True)
+            for each in written if best > 1 else ():
+                print(f"{each.text}\t{each.score:.4f}\t{each.logprob:.4f}", flush=True)
+
+
+def in_groups(lines: Iterable[tuple[str, str]], most: int) -> Iterator[list[tuple[str, str]]]:
+    """The lines, up to `most` at a time; what is typed by hand comes line by line."""
+    source, size = iter(lines), 1 if sys.stdin.isatty() else most
+    while group := list(islice(source, size)):
+        yield group
+
+
 def predict_command(
-    path: Path, inputs: list[str] | None, limit: int, sampling: Sampling, alternatives: int, device: str
+    path: Path,
+    inputs: list[str] | None,
+    limit: int,
+    sampling: Sampling,
+    alternatives: int,
+    beam: int | None,
+    best: int,
+    device: str,
 ) -> None:
     run = opened(path, device)
+    if isinstance(run.task, SequenceToSequence):
+        translate_lines(run, (("", text) for text in inputs) if inputs else standard_input(), beam, best)
+        return
+    if beam is not None or best > 1:
+        raise UserError(f"--beam and --best: a run whose task is {run.settings.task.name} has no beam search")
     if not isinstance(run.task, QuestionAnswering | LanguageModelling):
         raise UserError(f"{run.path}: a run whose task is {run.settings.task.name} makes no predictions")
     for place, text in (("", text) for text in inputs) if inputs else standard_input():

@@ -203,6 +203,10 @@ def scores(evaluation: dict[str, Any]) -> list[str]:
     if "accuracy" in evaluation:
         counts = f" ({evaluation['correct']} of {evaluation['questions']})" if "correct" in evaluation else ""
         shown.append(f"accuracy {evaluation['accuracy']:.1%}{counts}")
+    if "bleu" in evaluation:
+        shown.append(f"BLEU {evaluation['bleu']:.1f}")
+    if "chrf" in evaluation:
+        shown.append(f"chrF {evaluation['chrf']:.1f}")
     if "loss" in evaluation:
         shown.append(f"loss {evaluation['loss']:.4f}")
     if "perplexity" in evaluation:

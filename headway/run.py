@@ -23,9 +23,9 @@ from headway.console import Reporter
 from headway.errors import DataError, RunError, SettingsError, TextError, UserError
 from headway.files import Ownership, is_temporary, probe, read_json_lines, write_text
 from headway.generation import GREEDY, Sampling
-from headway.models import CausalModel, parameter_count
+from headway.models import parameter_count
 from headway.ranks import ALONE, Ranks, job, joined
-from headway.tasks import Answer, LanguageModelling, QuestionAnswering
+from headway.tasks import Answer, LanguageModelling, QuestionAnswering, SequenceToSequence, Translation
 from headway.text import KINDS, Tokenizer, load_tokenizer
 from headway.training import device as devices
 from headway.training.checkpoint import Checkpoints, State
@@ -62,7 +62,7 @@ class Run:
         self.task = self.settings.task.build(self.tokenizer, self.settings.model.block)
 
     @cached_property
-    def model(self) -> CausalModel:
+    def model(self) -> Any:
         """The weights: the best checkpoint of a finished run, else the newest."""
         model = self.settings.model.build(len(self.tokenizer))
         self.checkpoints.load_model(self.step, model)
@@ -82,15 +82,24 @@ class Run:
     def parameters(self) -> int:
         return parameter_count(self.model)
 
-    def evaluate(self, split: str = "dev", among: Ranks = ALONE) -> Record:
-        """Score the model on a split or a file; see the task's `evaluate`."""
-        return self.task.evaluate(self.model, split, among)
+    def evaluate(self, split: str = "dev", among: Ranks = ALONE, **options: Any) -> Record:
+        """Score the model on a split or a file; see the task's `evaluate`, which may take more `options`."""
+        return self.task.evaluate(self.model, split, among, **options)
 
     def answer(self, questions: str | Sequence[str], alternatives: int = 3) -> list[Answer]:
         """Answers with their probabilities, for a run that answers questions."""
         if not isinstance(self.task, QuestionAnswering):
             raise UserError(f"{self.path}: this run's task is {self.settings.task.name}, it does not answer questions")
         return self.task.answer(self.model, [questions] if isinstance(questions, str) else questions, alternatives)
+
+    def translate(self, texts: str | Sequence[str], beam: int | None = None, best: int = 1) -> list[list[Translation]]:
+        """For each text its `best` translations, the best first, for a run that writes one text after reading another.
+
+        `beam` hypotheses are followed side by side; 1 is greedy, and without it `task.beam` counts.
+        """
+        if not isinstance(self.task, SequenceToSequence):
+            raise UserError(f"{self.path}: this run's task is {self.settings.task.name}, it does not translate")
+        return self.task.translate(self.model, [texts] if isinstance(texts, str) else texts, beam, best)
 
     def complete(self, prompt: str, limit: int = 200, sampling: Sampling = GREEDY) -> Iterator[str]:
         """The continuation of `prompt`, piece by piece."""
@@ -159,9 +168,7 @@ def train_in(
     stages = build_stages(settings, tokenizer)
     for stage in stages:  # whatever is wrong with the data or the machine shows now, before anything is written
         devices.choose_precision(device, stage.settings.precision)
-        stage.task.load()
-        for side in stage.sides:
-            side.task.load()
+        load_data(stage, report)
     torch.manual_seed(settings.training.seed)
     model = settings.model.build(len(tokenizer))
     parameters = parameter_count(model)
@@ -203,6 +210,14 @@ def kept_tokenizer(directory: Path) -> Tokenizer:
     checkpoints = Checkpoints(directory)
     checkpoints.require_tokenizer(checkpoints.latest(lambda note: None), tokenizer.fingerprint())
     return tokenizer
+
+
+def load_data(stage: Stage, report: Reporter) -> None:
+    """Read what a stage learns from; what should be known of it is said."""
+    for task in (stage.task, *(side.task for side in stage.sides)):
+        task.load()
+        for note in task.notes:
+            report.say(note)
 
 
 def build_tokenizer(settings: RunSettings, report: Reporter) -> Tokenizer:

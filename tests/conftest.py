@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.models import GPT, GPTSettings, PerceiverGPTSettings
+from headway.models import GPT, EncoderDecoder, EncoderDecoderSettings, GPTSettings, PerceiverGPTSettings
 from headway.text import Characters
 
 REAL_DATA = Path(os.environ.get("HEADWAY_DATA") or Path(__file__).parents[1] / "../shared/data").resolve()
@@ -80,6 +80,16 @@ def tiny_gpt(
     defaults = {"width": 16, "layers": 2, "heads": 2, "block": block, "dropout": 0.0, "positions": positions}
     kind = PerceiverGPTSettings if "bottleneck" in settings else GPTSettings
     model = kind(**defaults | settings).build(vocabulary)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model.double().eval()
+
+
+def tiny_encoder_decoder(vocabulary: int = 19, seed: int = 0, **settings: object) -> EncoderDecoder:
+    """A small model in float64 with weights large enough that its choices differ."""
+    torch.manual_seed(seed)
+    defaults = {"width": 16, "layers": 2, "heads": 2, "block": 24, "dropout": 0.0}
+    model = EncoderDecoderSettings(**defaults | settings).build(vocabulary)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return model.double().eval()

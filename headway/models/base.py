@@ -87,3 +87,17 @@ Model = CausalModel | Seq2SeqModel
 def parameter_count(model: nn.Module) -> int:
     """Learned numbers in the model, shared ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+TIED = ("all", "target", "none")
+
+
+def tie(tied: str, source: nn.Embedding, target: nn.Embedding, head: nn.Linear) -> None:
+    """One matrix for the embeddings of source and target and for the output ("all"), or for the latter two ("target").
+
+    "Using the output embedding to improve language models" (Press and Wolf 2017), section 3: three-way weight tying.
+    """
+    if tied in ("all", "target"):
+        head.weight = target.weight
+    if tied == "all":
+        source.weight = target.weight

@@ -12,14 +12,16 @@ from headway.nn.attention import (
 from headway.nn.bigbird import BigBird
 from headway.nn.block import Block, FeedForward
 from headway.nn.cache import Cache, LayerCache
+from headway.nn.cross import CrossAttention
 from headway.nn.dropout import Dropout
 from headway.nn.layers import TransformerDecoderLayer, TransformerEncoderLayer
 from headway.nn.linformer import Linformer
 from headway.nn.local import Local
 from headway.nn.multihead import MultiheadAttention
-from headway.nn.perceiver import CrossAttention, FirstPositions, Perceiver
+from headway.nn.perceiver import FirstPositions, Perceiver
 from headway.nn.positions import ALiBi, InAttention, Learned, Relative, Rotary, Sinusoidal, T5Bias, make_position
 from headway.nn.recording import record_attention
+from headway.nn.residual import PostNorm, PreNorm
 from headway.nn.synthesizer import (
     DenseSynthesizer,
     FactorisedDense,
@@ -71,6 +73,8 @@ __all__ = [
     "Mixture",
     "MultiheadAttention",
     "Perceiver",
+    "PostNorm",
+    "PreNorm",
     "RandomSynthesizer",
     "Relative",
     "Rotary",

@@ -13,12 +13,12 @@ from headway.nn.dropout import Dropout
 
 
 class FeedForward(nn.Module):
-    """W₂ GELU(W₁ x), applied to each position by itself."""
+    """W₂ f(W₁ x), applied to each position by itself; f is GELU where no other `activation` is given."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, hidden: int, activation: nn.Module | None = None) -> None:
         super().__init__()
         self.inner = nn.Linear(width, hidden)
-        self.activation = nn.GELU()
+        self.activation = nn.GELU() if activation is None else activation
         self.output = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -25,38 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headway.nn.attention import Attention, attend, check_heads, check_row, join_heads, masked_softmax, split_heads
+from headway.nn.attention import Attention, attend, check_row, join_heads
 from headway.nn.cache import LayerCache
+from headway.nn.cross import CrossAttention
 from headway.nn.positions import InAttention
-
-
-class CrossAttention(nn.Module):
-    """Rows look at another source: queries from x, keys and values from `source`. Time O(T·S·D)."""
-
-    def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
-        super().__init__()
-        check_heads(width, heads)
-        self.heads = heads
-        self.dropout = dropout
-        self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, width)
-        self.value = nn.Linear(width, width)
-        self.output = nn.Linear(width, width)
-
-    def forward(self, x: Tensor, source: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x (B, T, D), source (B, S, D), mask broadcasting to (B, H, T, S), True = may attend → (B, T, D)."""
-        q, k, v = self.project(x, source)
-        return self.output(join_heads(attend(q, k, v, mask, dropout=self.dropout if self.training else 0.0)))
-
-    def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, T, K), keys and values (B, H, S, K)."""
-        q = split_heads(self.query(x), self.heads)
-        return q, split_heads(self.key(source), self.heads), split_heads(self.value(source), self.heads)
-
-    def weights(self, x: Tensor, source: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, H, T, S)."""
-        q, k, _ = self.project(x, source)
-        return masked_softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, mask)
 
 
 class Perceiver(Attention):

@@ -1,7 +1,7 @@
 """How good sentences are beside references: corpus BLEU and chrF by `sacrebleu`, and BLEU by the source's length.
 
-BLEU: Papineni et al. 2002; chrF: Popović 2015; the reporting: "A call for clarity in reporting BLEU scores" (Post 2018).
-A score says nothing without its signature, so both come together.
+BLEU: Papineni et al. 2002; chrF: Popović 2015; how to report them: "A call for clarity in reporting BLEU scores" (Post
+2018). A score says nothing without its signature, so both come together.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Readers for a user's own files: plain text, TSV, CSV and JSON lines, each also as .gz.
 
-A corpus comes out as a list of documents, a question set as a list of pairs. Every reader takes `say`, which
-is called with one line for each thing it put right on the way (`wiki.txt: 3 empty lines skipped`). Rows that
-are wrong are collected, so that one error shows the first few of them with file, line and value.
+A corpus comes out as a list of documents; a question set and a parallel corpus as a list of pairs. Every reader
+takes `say`, which is called with one line for each thing it put right on the way (`wiki.txt: 3 empty lines
+skipped`). Rows that are wrong are collected, so that one error shows the first few of them with file, line and value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from headway.errors import DataError, SettingsError, nearest
 from headway.text.plain import Notes, counted, read_text, silent
 
-__all__ = ["Notes", "Pair", "read_documents", "read_lines", "read_pairs", "read_text"]
+__all__ = ["Notes", "Pair", "read_documents", "read_lines", "read_pairs", "read_parallel", "read_text"]
 
 TABLES = ("tsv", "csv", "jsonl")
 SHOWN_ROWS = 5
@@ -32,7 +32,10 @@ Row = tuple[int, list[str]]
 
 @dataclass(frozen=True)
 class Pair:
-    """A question and its answer, or None where the file has questions only, with the line it stands on."""
+    """A question and its answer, or None where the file has questions only; or a sentence and its translation.
+
+    `line` is the line it stands on, counted from 1.
+    """
 
     source: str
     target: str | None
@@ -111,6 +114,49 @@ def read_pairs(
     if answers is None and len(rows[0][1]) == 1:
         say(f"{path}: questions only, no answers")
     return [Pair(cells[0], cells[1] if len(cells) > 1 else None, line) for line, cells in rows]
+
+
+def read_parallel(
+    source: str | Path,
+    target: str | Path | None = None,
+    columns: Sequence[str | int] | None = None,
+    strict: bool = False,
+    errors: str = "strict",
+    say: Notes = silent,
+) -> list[Pair]:
+    """Sentence pairs of a parallel corpus: from two files that agree line by line, or from one table.
+
+    Two files are read as lines, whatever their names end in. In one file, a .tsv (or an unknown ending) has no header
+    and its first two columns are the pair; a .csv has a header row and a .jsonl has keys, `source` and `target`.
+    `columns` names two others: names (a .tsv then has a header too), or indexes from 0 (then no table has one).
+
+    A pair with an empty side is dropped, and a note says how many were; with `strict` it is an error.
+    """
+    if columns is not None and (isinstance(columns, str) or len(columns) != 2 or columns[0] == columns[1]):
+        raise SettingsError([f"columns = {columns!r}: two different columns are wanted, the source's and the target's"])
+    if target is None:
+        rows = _parallel_table(source, columns, errors, say)
+    elif columns is None:
+        rows = _parallel_lines(source, target, errors, say)
+    else:
+        raise SettingsError([f"columns = {columns!r}: these are for one table; leave them out, or the target {target}"])
+    empty = [(line, cells) for line, cells in rows if not all(cell.strip() for cell in cells)]
+    if strict:
+        _raise_listed(
+            (
+                f"{source if target is None or not first.strip() else target}:{line}: "
+                + (f"empty target to {shown(first)}" if first.strip() else "empty source")
+                for line, (first, _) in empty
+            ),
+            "fill or delete these pairs, or read without strict, which drops them",
+        )
+    if len(empty) == len(rows):
+        raise DataError(f"{source}: empty; no pair has text on both sides")
+    if empty:
+        numbers = [f"{line}" for line, _ in empty[:SHOWN_ROWS]] + ["…"] * (len(empty) > SHOWN_ROWS)
+        lines = f"{'line' if len(empty) == 1 else 'lines'} {', '.join(numbers)}"
+        say(f"{source}: {counted(len(empty), 'pair')} with an empty side dropped ({lines})")
+    return [Pair(first, second, line) for line, (first, second) in rows if first.strip() and second.strip()]
 
 
 def files_at(path: str | Path) -> list[str | Path]:
@@ -279,6 +325,41 @@ def _with_answers(answers: bool | None, present: bool) -> bool:
     return present if answers is None else answers
 
 
+# ---- parallel corpora
+
+
+def _parallel_lines(source: str | Path, target: str | Path, errors: str, say: Notes) -> list[Row]:
+    """The lines of two files, side by side."""
+    if os.path.isfile(source) and os.path.isfile(target) and os.path.samefile(source, target):
+        raise DataError(f"{target}: given as source and as target; name the file that holds the other side")
+    sides = [list(_numbered_lines(read_text(path, errors=errors, say=say))) for path in (source, target)]
+    counts = [len(lines) for lines in sides]
+    if counts[0] != counts[1]:
+        raise DataError(
+            f"{source}: {counted(counts[0], 'line')}, but {target}: {counted(counts[1], 'line')}; line by line, "
+            "one must translate the other: find where a line is missing or broken in two"
+        )
+    return [(line, [first, second]) for (line, first), (_, second) in zip(*sides, strict=True)]
+
+
+def _parallel_table(path: str | Path, columns: Sequence[str | int] | None, errors: str, say: Notes) -> list[Row]:
+    """Two columns of a table. Without names or indexes a TSV row may go on after the second, with what it likes."""
+    form = _format(path)
+    if form == "jsonl":
+        keys = [str(key) for key in columns or ("source", "target")]
+        return _json_strings(path, _json_objects(path, errors, say), keys)
+    rows = _table(path, errors, say)
+    if form == "csv" or columns:
+        return _selected(path, rows, columns or ("source", "target"), say)
+    _raise_listed(
+        (f"{path}:{line}: {width_problem(cells, 2, 'source<TAB>target')}" for line, cells in rows if len(cells) < 2),
+        ""
+        if any(len(cells) > 1 for _, cells in rows)
+        else "give the file with the other side as target, if there is one",
+    )
+    return [(line, cells[:2]) for line, cells in rows]
+
+
 # ---- JSON lines
 
 
@@ -370,13 +451,13 @@ def _say_skipped(path: str | Path, number: int, noun: str, say: Notes) -> None:
         say(f"{path}: {counted(number, noun)} skipped")
 
 
-def _raise_listed(problems: Iterable[str]) -> None:
-    """One error for all the bad rows of a file: the first few in full, and how many more there are."""
+def _raise_listed(problems: Iterable[str], way: str = "") -> None:
+    """One error for all the bad rows of a file: the first few in full, how many more there are, and the `way` out."""
     found = list(problems)
     if rest := found[SHOWN_ROWS:]:
         found[SHOWN_ROWS:] = [f"... and {counted(len(rest), 'more row')} like these"]
     if found:
-        raise DataError("\n".join(found))
+        raise DataError("\n".join([*found, way] if way else found))
 
 
 def _shortened(text: str) -> str:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import DataError, SettingsError
-from headway.text import Pair, read_documents, read_lines, read_pairs, read_text
+from headway.text import Pair, read_documents, read_lines, read_pairs, read_parallel, read_text
 
 
 @pytest.fixture(autouse=True)
@@ -464,3 +464,141 @@ def test_json_pairs(packed: str):
     assert read_pairs(name, columns=("q", "a")) == [Pair("Who?", "Me", 1)]
     assert refusal(read_pairs, name).startswith(f"{name}:1: no key 'question'")
     assert read_pairs(write("c.jsonl", '{"question": "Who?"}')) == [Pair("Who?", None, 1)]
+
+
+# ---- read_parallel
+
+SENTENCES = st.text(st.characters(exclude_characters="\0\r\n\t\ufeff", exclude_categories=["Cs"])).filter(str.strip)
+CORPORA = st.lists(st.tuples(SENTENCES, SENTENCES), min_size=1)
+
+
+def numbered(pairs: list[tuple[str, str]], first: int = 1) -> list[Pair]:
+    return [Pair(source, target, line) for line, (source, target) in enumerate(pairs, start=first)]
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@given(pairs=CORPORA, end=st.sampled_from(["", "\n"]))
+def test_parallel_files_come_back_in_order(packed: str, pairs: list[tuple[str, str]], end: str):
+    source = write(f"train.de{packed}", "\n".join(first for first, _ in pairs) + end)
+    target = write(f"train.en{packed}", "\n".join(second for _, second in pairs) + "\n")
+    notes: list[str] = []
+    assert read_parallel(source, target, strict=True, say=notes.append) == numbered(pairs)
+    assert notes == []
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@given(pairs=CORPORA)
+def test_parallel_tables_come_back_in_order(packed: str, pairs: list[tuple[str, str]]):
+    tsv = write(f"a.tsv{packed}", "".join(f"{first}\t{second}\n" for first, second in pairs))
+    assert read_parallel(tsv) == read_parallel(tsv, columns=(0, 1)) == numbered(pairs)
+    assert [(pair.target, pair.source) for pair in read_parallel(tsv, columns=(1, 0))] == pairs
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows([["target", "id", "source"], *((b, "7", a) for a, b in pairs)])
+    assert read_parallel(write(f"a.csv{packed}", table.getvalue())) == numbered(pairs, 2)
+    lines = "\n".join(json.dumps({"target": second, "source": first}) for first, second in pairs)
+    assert read_parallel(write(f"a.jsonl{packed}", lines)) == numbered(pairs)
+
+
+def test_parallel_columns_by_name():
+    wanted = [Pair("Hi.", "嗨。", 2)]
+    assert read_parallel(write("a.tsv", "zh\ten\n嗨。\tHi.\n"), columns=("en", "zh")) == wanted
+    assert read_parallel(write("a.csv", "zh,en\n嗨。,Hi.\n"), columns=["en", "zh"]) == wanted
+    assert read_parallel(write("a.jsonl", '\n{"en": "Hi.", "zh": "嗨。"}\n'), columns=("en", "zh")) == wanted
+    assert refusal(read_parallel, "a.csv") == "a.csv:1: no column 'source' in the header row; known: zh, en"
+    assert refusal(read_parallel, "a.jsonl").startswith("a.jsonl:2: no key 'source'")
+
+
+def test_a_tsv_may_have_more_columns_but_not_fewer():
+    write("cmn.txt", "Hi.\t嗨。\tCC-BY\nRun!\t跑!\n")
+    assert read_parallel("cmn.txt") == [Pair("Hi.", "嗨。", 1), Pair("Run!", "跑!", 2)]
+    write("a.tsv", "Hi.\t嗨。\tCC-BY\nRun!\n")
+    assert refusal(read_parallel, "a.tsv") == "a.tsv:2: 1 column where 2 are wanted (source<TAB>target): 'Run!'"
+
+
+def test_one_side_alone_asks_for_the_other():
+    message = refusal(read_parallel, write("train.en", "Hi.\nRun!\n"))
+    assert message.startswith("train.en:1: 1 column where 2 are wanted (source<TAB>target): 'Hi.'\n")
+    assert message.endswith("\ngive the file with the other side as target, if there is one")
+
+
+def test_unequal_files_are_refused_with_both_counts():
+    write("train.de", "eins\nzwei\n")
+    assert refusal(read_parallel, "train.de", write("train.en", "one\n")).startswith(
+        "train.de: 2 lines, but train.en: 1 line; line by line, one must translate the other"
+    )
+    assert "train.en: 3 lines" in refusal(read_parallel, "train.de", write("train.en", "one\ntwo\n\n"))
+
+
+def test_pairs_with_an_empty_side_are_dropped_and_said():
+    notes: list[str] = []
+    write("train.de", "eins\n\ndrei\n \nfünf\n")
+    write("train.en", "one\ntwo\n\t\n\nfive\n")
+    kept = [Pair("eins", "one", 1), Pair("fünf", "five", 5)]
+    assert read_parallel("train.de", "train.en", say=notes.append) == kept
+    assert notes == ["train.de: 3 pairs with an empty side dropped (lines 2, 3, 4)"]
+    assert refusal(read_parallel, "train.de", "train.en", strict=True) == (
+        "train.de:2: empty source\n"
+        "train.en:3: empty target to 'drei'\n"
+        "train.de:4: empty source\n"
+        "fill or delete these pairs, or read without strict, which drops them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("a\t\nb\tc\n", "1 pair with an empty side dropped (line 1)"),
+        ("b\tc\n" + "\td\n" * 7, "7 pairs with an empty side dropped (lines 2, 3, 4, 5, 6, …)"),
+    ],
+)
+def test_the_note_shows_the_first_few_lines(rows: str, said: str):
+    notes: list[str] = []
+    assert [(pair.source, pair.target) for pair in read_parallel(write("a.tsv", rows), say=notes.append)] == [
+        ("b", "c")
+    ]
+    assert notes == [f"a.tsv: {said}"]
+    with pytest.raises(DataError, match=r"a\.tsv:\d: empty (source|target to 'a')"):
+        read_parallel("a.tsv", strict=True)
+
+
+def test_nothing_left_is_an_error():
+    assert refusal(read_parallel, write("a.tsv", "a\t\n\tb\n")) == "a.tsv: empty; no pair has text on both sides"
+
+
+def test_parallel_files_are_cleaned_like_others():
+    notes: list[str] = []
+    write("train.de", b"\xef\xbb\xbfeins\r\nzwei\r\n")
+    write("train.en", "one\u2028and\x0bmore\ntwo")
+    assert read_parallel("train.de", "train.en", say=notes.append) == numbered(
+        [("eins", "one\u2028and\x0bmore"), ("zwei", "two")]
+    )
+    assert notes == ["train.de: byte-order mark removed", "train.de: 2 CRLF line ends read as LF"]
+    write("train.en", b"caf\xe9\ntwo\n")
+    assert refusal(read_parallel, "train.de", "train.en").startswith("train.en:1: not UTF-8 at byte 4")
+    assert read_parallel("train.de", "train.en", errors="replace")[0].target == "caf\ufffd"
+
+
+def test_parallel_files_that_are_none():
+    write("train.de", "eins\n")
+    Path("link").symlink_to("train.de")
+    for again in ("train.de", "./train.de", "link"):
+        assert refusal(read_parallel, "train.de", again) == (
+            f"{again}: given as source and as target; name the file that holds the other side"
+        )
+    Path("folder").mkdir()
+    assert refusal(read_parallel, "train.de", "folder") == "folder: this is a folder where a file is wanted"
+    assert refusal(read_parallel, "folder", "folder") == "folder: this is a folder where a file is wanted"
+    assert refusal(read_parallel, "folder") == "folder: this is a folder where a file is wanted"
+    assert refusal(read_parallel, "train.de", "train.dr") == "train.dr: no such file; did you mean 'train.de'?"
+    assert refusal(read_parallel, "trains.de", "train.de").startswith("trains.de: no such file")
+
+
+@pytest.mark.parametrize("columns", [("en",), ("en", "en"), ("en", "de", "fr"), "en", ()])
+def test_parallel_columns_are_two(columns):
+    with pytest.raises(SettingsError, match="two different columns are wanted"):
+        read_parallel(write("a.tsv", "en\tde\na\tb\n"), columns=columns)
+
+
+def test_columns_are_for_tables():
+    with pytest.raises(SettingsError, match=r"these are for one table; leave them out, or the target b\.txt"):
+        read_parallel(write("a.txt", "a\n"), write("b.txt", "b\n"), columns=(0, 1))

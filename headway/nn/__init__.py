@@ -12,14 +12,17 @@ from headway.nn.attention import (
 from headway.nn.bigbird import BigBird
 from headway.nn.block import Block, FeedForward
 from headway.nn.cache import Cache, LayerCache
+from headway.nn.cells import GRUCell, LSTMCell, RNNCell
 from headway.nn.dropout import Dropout
 from headway.nn.layers import TransformerDecoderLayer, TransformerEncoderLayer
 from headway.nn.linformer import Linformer
 from headway.nn.local import Local
 from headway.nn.multihead import MultiheadAttention
+from headway.nn.padded import run_padded
 from headway.nn.perceiver import CrossAttention, FirstPositions, Perceiver
 from headway.nn.positions import ALiBi, InAttention, Learned, Relative, Rotary, Sinusoidal, T5Bias, make_position
 from headway.nn.recording import record_attention
+from headway.nn.recurrent import GRU, LSTM, RNN, Recurrent, written_out
 from headway.nn.synthesizer import (
     DenseSynthesizer,
     FactorisedDense,
@@ -50,6 +53,9 @@ ATTENTIONS: dict[str, type[Attention]] = {
 
 __all__ = [
     "ATTENTIONS",
+    "GRU",
+    "LSTM",
+    "RNN",
     "ALiBi",
     "Additive",
     "Attention",
@@ -63,7 +69,9 @@ __all__ = [
     "FactorisedRandom",
     "FeedForward",
     "FirstPositions",
+    "GRUCell",
     "InAttention",
+    "LSTMCell",
     "LayerCache",
     "Learned",
     "Linformer",
@@ -71,7 +79,9 @@ __all__ = [
     "Mixture",
     "MultiheadAttention",
     "Perceiver",
+    "RNNCell",
     "RandomSynthesizer",
+    "Recurrent",
     "Relative",
     "Rotary",
     "SelfAttention",
@@ -89,4 +99,6 @@ __all__ = [
     "make_position",
     "masked_softmax",
     "record_attention",
+    "run_padded",
+    "written_out",
 ]

@@ -23,23 +23,26 @@ def run_padded(rnn: Recurrent, x: Tensor, lengths: Tensor | Sequence[int], hx: A
     rows, longest = x.shape[batch], x.shape[1 - batch]
     lengths = torch.as_tensor(lengths).cpu()
     check_lengths(lengths, rows, longest)
-    if longest and bool((lengths == longest).all()):
+    shortest = min(lengths.tolist(), default=longest)
+    if shortest == longest > 0:
         return rnn(x, hx)
-    if bool((lengths > 0).all()) and rows:
+    if shortest > 0:
         packed = pack_padded_sequence(x, lengths, rnn.batch_first, enforce_sorted=False)
         output, state = rnn(packed, hx)
         return pad_packed_sequence(output, rnn.batch_first, total_length=longest)[0], state
 
     before = rnn.zero_state(x, rows) if hx is None else rnn.read_state(hx, rows)
-    outputs = x.new_zeros(*x.shape[:2], rnn.directions * (rnn.proj_size or rnn.hidden_size))
     some = lengths.nonzero().squeeze(1)
+    shape = (*x.shape[:2], rnn.directions * (rnn.proj_size or rnn.hidden_size))
     if not len(some):
-        return outputs, rnn.equation.show(before)
+        return x.new_zeros(shape), rnn.equation.show(before)
     here = some.to(x.device)
     begun = rnn.equation.show(rearranged(before, here))
     output, state = run_padded(rnn, x.index_select(batch, here), lengths[some], begun)
-    after = tuple(old.index_copy(1, here, new) for old, new in zip(before, rnn.equation.read(state), strict=True))
-    return outputs.index_copy(batch, here, output), rnn.equation.show(after)
+    after = tuple(
+        old.to(new.dtype).index_copy(1, here, new) for old, new in zip(before, rnn.equation.read(state), strict=True)
+    )
+    return output.new_zeros(shape).index_copy(batch, here, output), rnn.equation.show(after)
 
 
 def check_lengths(lengths: Tensor, rows: int, longest: int) -> None:
@@ -48,6 +51,6 @@ def check_lengths(lengths: Tensor, rows: int, longest: int) -> None:
             f"lengths has the shape {tuple(lengths.shape)} and holds {lengths.dtype}; a whole number for each of the "
             f"{rows} rows is wanted"
         )
-    wrong = ((lengths < 0) | (lengths > longest)).nonzero().flatten().tolist()
-    if wrong:
-        raise ValueError(f"lengths[{wrong[0]}] is {int(lengths[wrong[0]])}, and rows have 0 to {longest} tokens")
+    for row, length in enumerate(lengths.tolist()):
+        if not 0 <= length <= longest:
+            raise ValueError(f"lengths[{row}] is {length}, and rows have 0 to {longest} tokens")

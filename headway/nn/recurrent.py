@@ -11,6 +11,7 @@ written-out way, and so does everything inside
         output, state = rnn(x)
 
 which is there to follow what happens, to compare, and for second derivatives on a GPU, which cuDNN does not have.
+`torch.compile` unrolls time on both ways: for long rows it takes long.
 
 Shapes: B batch, T time, D input, H hidden (the P of a projected LSTM where it has one), L layers · directions, N all
 tokens of a batch. Time O(N·G·H·(D + H)) for a layer and direction, T steps one after the other; memory O(N·G·H).
@@ -290,12 +291,14 @@ class Recurrent(nn.Module):
     def read_state(self, hx: Any, rows: int | None) -> State:
         """A given state, its shapes checked, as (L, B, H); without `rows` it is that of a row by itself."""
         state = self.equation.read(hx)
-        for part, shape, name in zip(state, self.state_shapes(rows or 1), "hc", strict=False):
-            wanted = shape if rows is not None else (shape[0], shape[2])
+        axes = (0, 1, 2) if rows is not None else (0, 2)
+        for number, (part, shape) in enumerate(zip(state, self.state_shapes(1 if rows is None else rows), strict=True)):
+            wanted = tuple(shape[axis] for axis in axes)
             if part.shape != wanted:
-                meaning = "(layers · directions, B, width)" if rows is not None else "(layers · directions, width)"
+                name = "hx" if len(state) == 1 else f"hx[{number}]"
+                meaning = ", ".join(("layers · directions", "B", "width")[axis] for axis in axes)
                 raise RuntimeError(
-                    f"{type(self).__name__}: {name}_0 of hx has the shape {tuple(part.shape)}; {meaning} = {wanted} is "
+                    f"{type(self).__name__}: {name} has the shape {tuple(part.shape)}; ({meaning}) = {wanted} is "
                     "wanted for this input"
                 )
         return state if rows is not None else tuple(part.unsqueeze(1) for part in state)

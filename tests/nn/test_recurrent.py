@@ -408,6 +408,7 @@ def test_autocast_has_torchs_dtypes() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             assert_same(flat(ours(x)), flat(theirs(x)), 0.0)
             ours(x.bfloat16())
+            assert_same([run_padded(ours, x, [0, 4])[0][:, 1]], [ours(x[:, 1])[0]], 1e-2)
 
 
 # ---------------------------------------------------------------------------------------------------- padded rows
@@ -508,18 +509,18 @@ BAD_CALLS: list[tuple[type[nn.Module], Callable[[], tuple], str]] = [
     (LSTM, lambda: (torch.randn(1, 5, 2, 3),), r"shape \(1, 5, 2, 3\); 3 axes"),
     (GRU, lambda: (torch.randn(0, 2, 3),), r"shape \(0, 2, 3\), a time of 0 steps"),
     (GRU, lambda: (torch.randn(5, 2, 3).float(),), r"torch.float32 and the weights are torch.float64"),
-    (GRU, lambda: (torch.randn(5, 2, 3), torch.randn(2, 4)), r"h_0 of hx has the shape \(2, 4\).*= \(1, 2, 4\)"),
-    (GRU, lambda: (torch.randn(5, 3), torch.randn(1, 2, 4)), r"h_0 of hx has the shape \(1, 2, 4\).*= \(1, 4\)"),
-    (GRU, lambda: (torch.randn(5, 2, 3), torch.randn(1, 3, 4)), r"h_0 of hx has the shape \(1, 3, 4\)"),
+    (GRU, lambda: (torch.randn(5, 2, 3), torch.randn(2, 4)), r"hx has the shape \(2, 4\).*= \(1, 2, 4\)"),
+    (GRU, lambda: (torch.randn(5, 3), torch.randn(1, 2, 4)), r"hx has the shape \(1, 2, 4\).*= \(1, 4\)"),
+    (GRU, lambda: (torch.randn(5, 2, 3), torch.randn(1, 3, 4)), r"hx has the shape \(1, 3, 4\)"),
     (
         LSTM,
         lambda: (torch.randn(5, 2, 3), (torch.randn(1, 2, 4), torch.randn(1, 2, 5))),
-        r"c_0 of hx has the shape \(1, 2, 5\).*= \(1, 2, 4\)",
+        r"hx\[1\] has the shape \(1, 2, 5\).*= \(1, 2, 4\)",
     ),
     (
         LSTM,
         lambda: (pack_padded_sequence(torch.randn(5, 2, 3), [5, 2]), (torch.randn(1, 3, 4), torch.randn(1, 3, 4))),
-        r"h_0 of hx has the shape \(1, 3, 4\)",
+        r"hx\[0\] has the shape \(1, 3, 4\)",
     ),
     (LSTMCell, lambda: (torch.randn(2, 5),), r"shape \(2, 5\); \(B, 3\)"),
     (LSTMCell, lambda: (torch.randn(1, 2, 3),), r"shape \(1, 2, 3\)"),

@@ -12,15 +12,18 @@ from headway.nn.attention import (
 from headway.nn.bigbird import BigBird
 from headway.nn.block import Block, FeedForward
 from headway.nn.cache import Cache, LayerCache
+from headway.nn.cells import GRUCell, LSTMCell, RNNCell
 from headway.nn.cross import CrossAttention
 from headway.nn.dropout import Dropout
 from headway.nn.layers import TransformerDecoderLayer, TransformerEncoderLayer
 from headway.nn.linformer import Linformer
 from headway.nn.local import Local
 from headway.nn.multihead import MultiheadAttention
+from headway.nn.padded import run_padded
 from headway.nn.perceiver import FirstPositions, Perceiver
 from headway.nn.positions import ALiBi, InAttention, Learned, Relative, Rotary, Sinusoidal, T5Bias, make_position
 from headway.nn.recording import record_attention
+from headway.nn.recurrent import GRU, LSTM, RNN, Recurrent, written_out
 from headway.nn.residual import PostNorm, PreNorm
 from headway.nn.synthesizer import (
     DenseSynthesizer,
@@ -52,6 +55,9 @@ ATTENTIONS: dict[str, type[Attention]] = {
 
 __all__ = [
     "ATTENTIONS",
+    "GRU",
+    "LSTM",
+    "RNN",
     "ALiBi",
     "Additive",
     "Attention",
@@ -65,7 +71,9 @@ __all__ = [
     "FactorisedRandom",
     "FeedForward",
     "FirstPositions",
+    "GRUCell",
     "InAttention",
+    "LSTMCell",
     "LayerCache",
     "Learned",
     "Linformer",
@@ -75,7 +83,9 @@ __all__ = [
     "Perceiver",
     "PostNorm",
     "PreNorm",
+    "RNNCell",
     "RandomSynthesizer",
+    "Recurrent",
     "Relative",
     "Rotary",
     "SelfAttention",
@@ -93,4 +103,6 @@ __all__ = [
     "make_position",
     "masked_softmax",
     "record_attention",
+    "run_padded",
+    "written_out",
 ]

@@ -9,8 +9,14 @@ from headway.models.base import CausalModel, DecoderState, Seq2SeqModel, paramet
 from headway.models.encoder_decoder import EncoderDecoder, EncoderDecoderSettings
 from headway.models.gpt import GPT, GPTSettings
 from headway.models.perceiver import PerceiverGPT, PerceiverGPTSettings
+from headway.models.rnn_seq2seq import RNNSeq2Seq, RNNSeq2SeqSettings
 
-MODELS = {"gpt": GPTSettings, "perceiver": PerceiverGPTSettings, "encoder_decoder": EncoderDecoderSettings}
+MODELS = {
+    "gpt": GPTSettings,
+    "perceiver": PerceiverGPTSettings,
+    "encoder_decoder": EncoderDecoderSettings,
+    "rnn_seq2seq": RNNSeq2SeqSettings,
+}
 
 __all__ = [
     "GPT",
@@ -22,6 +28,8 @@ __all__ = [
     "GPTSettings",
     "PerceiverGPT",
     "PerceiverGPTSettings",
+    "RNNSeq2Seq",
+    "RNNSeq2SeqSettings",
     "Seq2SeqModel",
     "parameter_count",
 ]

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.models import GPT, EncoderDecoder, EncoderDecoderSettings, GPTSettings, PerceiverGPTSettings
+from headway.models import (
+    GPT,
+    EncoderDecoder,
+    EncoderDecoderSettings,
+    GPTSettings,
+    PerceiverGPTSettings,
+    RNNSeq2Seq,
+    RNNSeq2SeqSettings,
+)
 from headway.text import Characters
 
 REAL_DATA = Path(os.environ.get("HEADWAY_DATA") or Path(__file__).parents[1] / "../shared/data").resolve()
@@ -90,6 +98,16 @@ def tiny_encoder_decoder(vocabulary: int = 19, seed: int = 0, **settings: object
     torch.manual_seed(seed)
     defaults = {"width": 16, "layers": 2, "heads": 2, "block": 24, "dropout": 0.0}
     model = EncoderDecoderSettings(**defaults | settings).build(vocabulary)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model.double().eval()
+
+
+def tiny_rnn(vocabulary: int = 19, seed: int = 0, **settings: object) -> RNNSeq2Seq:
+    """The same with recurrent nets."""
+    torch.manual_seed(seed)
+    defaults = {"width": 12, "hidden": 16, "layers": 2, "block": 24, "dropout": 0.0}
+    model = RNNSeq2SeqSettings(**defaults | settings).build(vocabulary)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return model.double().eval()

@@ -9,8 +9,14 @@ from headway.models.base import CausalModel, DecoderState, Model, Seq2SeqModel, 
 from headway.models.encoder_decoder import EncoderDecoder, EncoderDecoderSettings
 from headway.models.gpt import GPT, GPTSettings
 from headway.models.perceiver import PerceiverGPT, PerceiverGPTSettings
+from headway.models.rnn_seq2seq import RNNSeq2Seq, RNNSeq2SeqSettings
 
-MODELS = {"gpt": GPTSettings, "perceiver": PerceiverGPTSettings, "encoder_decoder": EncoderDecoderSettings}
+MODELS = {
+    "gpt": GPTSettings,
+    "perceiver": PerceiverGPTSettings,
+    "encoder_decoder": EncoderDecoderSettings,
+    "rnn_seq2seq": RNNSeq2SeqSettings,
+}
 
 __all__ = [
     "GPT",
@@ -23,6 +29,8 @@ __all__ = [
     "Model",
     "PerceiverGPT",
     "PerceiverGPTSettings",
+    "RNNSeq2Seq",
+    "RNNSeq2SeqSettings",
     "Seq2SeqModel",
     "parameter_count",
 ]

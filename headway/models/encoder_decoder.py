@@ -57,7 +57,7 @@ class EncoderDecoderSettings:
     positions: str = setting(
         "sinusoidal", "how a token knows its place", choices=("sinusoidal", "learned", "rotary", "none")
     )
-    tied: str = setting("all", "embeddings that share a matrix: source, target and output; or the latter", choices=TIED)
+    tied: str = setting("all", "which share a matrix: source, target and output; or the last two", choices=TIED)
     activation: str = setting("relu", "function inside the feed-forward layers", choices=tuple(ACTIVATIONS))
 
     def problems(self) -> Iterator[tuple[str, str]]:

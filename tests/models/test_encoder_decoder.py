@@ -64,6 +64,7 @@ def torch_body(model: EncoderDecoder) -> nn.Transformer:
     return body.train()  # eval would take torch's fast path, which leaves gradients out
 
 
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_outputs_and_gradients_equal_torch(norm: str, activation: str) -> None:

@@ -203,7 +203,7 @@ def data_list() -> None:
 
 @data_app.command("get")
 def data_get(
-    name: Annotated[str, typer.Argument(help="world, birthplaces, shakespeare")],
+    name: Annotated[str, typer.Argument(help="world, birthplaces, shakespeare, multi30k, tatoeba")],
     out: Annotated[Optional[Path], typer.Option(help="Another folder than the usual one.")] = None,  # noqa: UP045
     source: Annotated[Path | None, typer.Option("--from", help="Copy from this folder instead of the network.")] = None,
     people: Annotated[Optional[int], typer.Option(help="world: people who have a biography.")] = None,  # noqa: UP045

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import count, islice, takewhile
 from pathlib import Path
 from typing import Any
 
 from headway.configuration import find, load_settings, recipe_names
-from headway.console import Reporter, clock, reporter, scores
+from headway.console import Progress, Reporter, Terminal, clock, reporter, scores
 from headway.data import catalog
 from headway.data.world import WorldSettings
 from headway.errors import DataError, Interrupted, Quit, TextError, UserError
@@ -265,8 +267,25 @@ def data_list_command() -> None:
 
 def data_get_command(name: str, out: Path | None, source: Path | None, sizes: dict[str, int]) -> None:
     settings = WorldSettings(**sizes) if sizes else None
-    folder = catalog.get(name, out, source, say=reporter().say, settings=settings)
+    report = reporter()
+    with bar_of_bytes(report, name) as progress:
+        live = progress if isinstance(report, Terminal) else None  # elsewhere, a line a file says enough
+        folder = catalog.get(name, out, source, say=report.say, progress=live, settings=settings)
     print(f"{name}: {folder}")
+
+
+@contextmanager
+def bar_of_bytes(report: Reporter, name: str) -> Iterator[catalog.Progress]:
+    """A function of (bytes done, bytes to do) that shows progress from its first call on."""
+    with ExitStack() as stack:
+        bars: list[Progress] = []
+
+        def progress(done: int, total: int) -> None:
+            if not bars:
+                bars.append(stack.enter_context(report.progress(f"{name}, kB", math.ceil(total / 1000))))
+            bars[0].update(math.ceil(done / 1000), {})
+
+        yield progress
 
 
 def data_check_command(files: list[str], errors: str) -> None:

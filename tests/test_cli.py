@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import re
@@ -12,9 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import headway
 from headway.cli import run_command
+from headway.console import Terminal
+from headway.data import DATA_SETS, DataFile, DataSet
 
 COMMANDS = ["", "demo", "train", "evaluate", "predict", "compare", "lab", "watch", "scale"]
 COMMANDS += ["data", "data list", "data get", "data check", "data prepare"]
@@ -355,8 +359,8 @@ def test_data_list_says_what_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HEADWAY_DATA", str(tmp_path))
     assert run_command(["data", "list"]) == 0
     shown = capsys.readouterr().out
-    assert [line.split()[0] for line in shown.splitlines()[::2]] == ["world", "birthplaces", "shakespeare"]
-    assert shown.count("not on this machine") == 2 and "generated when needed" in shown
+    assert [line.split()[0] for line in shown.splitlines()[::2]] == list(DATA_SETS)
+    assert shown.count("not on this machine") == len(DATA_SETS) - 1 and "generated when needed" in shown
     assert run_command(["data", "get", "world"]) == 0
     assert run_command(["data", "list"]) == 0
     assert f"in {tmp_path / 'world'}" in capsys.readouterr().out
@@ -385,6 +389,26 @@ def test_data_get_copies_from_a_folder_and_says_one_line_a_file(
     captured = capsys.readouterr()
     assert captured.out == f"shakespeare: {tmp_path / 's'}\n"
     assert len(captured.err.splitlines()) == 1 and "1,115,394 bytes" in captured.err
+
+
+def test_data_get_shows_a_bar_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    content = b"one line\n" * 20_000
+    (tmp_path / "a.txt").write_bytes(content)
+    file = DataFile("a.txt", len(content), hashlib.sha256(content).hexdigest())
+    address = tmp_path.as_uri() + "/"
+    monkeypatch.setitem(DATA_SETS, "tiny", DataSet("tiny", "for the test", "none", files=(file,), sources=(address,)))
+    screen = io.StringIO()
+    monkeypatch.setattr(
+        "headway.commands.reporter",
+        lambda: Terminal(Console(file=screen, force_terminal=True, highlight=False, width=400)),
+    )
+    for _ in range(2):  # the second time nothing is brought, and no bar shown
+        assert run_command(["data", "get", "tiny", "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out == f"tiny: {tmp_path / 'out'}\n" * 2
+    bars = re.findall(r"tiny, kB.* ([\d,]+)/([\d,]+)", screen.getvalue())
+    assert bars and bars[-1] == ("180", "180")
+    assert "180,000 bytes from file:" in screen.getvalue()
+    assert screen.getvalue().rindex("tiny, kB") < screen.getvalue().index("already there")
 
 
 def test_data_check_reports_every_file(tmp_path: Path, capsys: Captured) -> None:

@@ -1,8 +1,8 @@
 """Data sets by name: what they are, how to get them, and where they are on this machine.
 
 A data set is a folder of files under `data_home()`. The checksum decides whether a file is the right one,
-wherever it came from; a file that is there with other content is never overwritten. The data set `world` is
-made on the spot.
+wherever it came from; a file that is there with other content is never overwritten. A file may also lie there
+packed, as NAME.gz: the checksum is that of what is in it. The data set `world` is made on the spot.
 """
 
 from __future__ import annotations
@@ -10,18 +10,14 @@ from __future__ import annotations
 import errno
 import functools
 import hashlib
-import http.client
 import os
-import ssl
 import tempfile
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
+from headway.data.bringing import DataFile, Downloads, checksum, copy, reason
 from headway.data.world import FILES as WORLD_FILES
 from headway.data.world import WorldSettings, make_world, world_files, write_world
 from headway.errors import DataError, UserError, nearest
@@ -30,22 +26,11 @@ Say = Callable[[str], object]
 Progress = Callable[[int, int], object]
 """called with (bytes done, bytes to do) of all the files to be brought"""
 
-_CHUNK = 1 << 16
-_MOST_EXTRA = 1 << 26  # bytes after which a file that is too long is not read on
-_TIMEOUT = 30.0  # seconds without an answer
-
-
-@dataclass(frozen=True)
-class DataFile:
-    name: str
-    bytes: int
-    sha256: str
-
 
 @dataclass(frozen=True)
 class DataSet:
-    """What a data set is. `sources` are addresses of folders, with a `/` at the end, tried in order; a data
-    set without them is made on the spot."""
+    """What a data set is. `sources` are addresses of folders, with a `/` at the end, or of .zip archives, tried in
+    order; a data set without them is made on the spot. `folders` are other names that its folder may have."""
 
     name: str
     description: str
@@ -53,6 +38,7 @@ class DataSet:
     repository: str = ""
     files: tuple[DataFile, ...] = ()
     sources: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
 
     @property
     def embedded(self) -> bool:
@@ -62,6 +48,10 @@ class DataSet:
     @property
     def file_names(self) -> tuple[str, ...]:
         return WORLD_FILES if self.embedded else tuple(file.name for file in self.files)
+
+    def folders_in(self, root: Path) -> list[Path]:
+        """Where its files may lie below `root`, its own folder first."""
+        return [root / folder for folder in (self.name, *self.folders)]
 
 
 @dataclass(frozen=True)
@@ -138,6 +128,46 @@ DATA_SETS: dict[str, DataSet] = {
             ),
             sources=(_github("karpathy/char-rnn", "master", "data/tinyshakespeare"),),
         ),
+        DataSet(
+            name="multi30k",
+            description="Multi30k, task 1: 29,000 image captions in English and German, line by line, for translation",
+            licence="not stated",
+            repository="multi30k/dataset: data/task1/raw/",
+            files=(
+                DataFile("train.en.gz", 568_929, "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f"),
+                DataFile("train.de.gz", 637_044, "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6"),
+                DataFile("val.en.gz", 21_650, "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28"),
+                DataFile("val.de.gz", 24_681, "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a"),
+                DataFile(
+                    "test_2016_flickr.en.gz",
+                    21_077,
+                    "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9",
+                ),
+                DataFile(
+                    "test_2016_flickr.de.gz",
+                    22_890,
+                    "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8",
+                ),
+            ),
+            sources=(_github("multi30k/dataset", "master", "data/task1/raw"),),
+        ),
+        DataSet(
+            name="tatoeba",
+            description="Tatoeba: 32,028 pairs of short English and Mandarin Chinese sentences, for translation",
+            licence="CC BY 2.0 (France); attribution in the third column and in cmn.about.txt",
+            repository="wuyuhanwyh777-max/CET4Focus: data/cmn-eng.zip",
+            files=(
+                DataFile("cmn.txt", 4_565_695, "d766002332a8f21099afd7427138d44f06bed7486a18f7f0f26f217092667d73"),
+                DataFile(
+                    "cmn.about.txt",
+                    1_441,
+                    "262eaba34251ebb2e7c5d514c5a2b856fe6eec058cee957d22a6c6129947a228",
+                    member="_about.txt",
+                ),
+            ),
+            sources=(_github("wuyuhanwyh777-max/CET4Focus", "master", "data") + "cmn-eng.zip",),
+            folders=("zh_en",),
+        ),
     )
 }
 
@@ -156,12 +186,14 @@ def get(
     progress: Progress | None = None,
     settings: WorldSettings | None = None,
 ) -> Path:
-    """Brings a data set to `out` (data_home()/name where not given) and returns that folder.
+    """Brings a data set to `out` and returns that folder: data_home()/name where not given, or the other folder
+    there that has every file already.
 
     Args:
         name: one of `DATA_SETS`.
         out: the folder for the files.
-        source: a local folder with the files, or with a folder `name` that holds them, instead of a download.
+        source: a local folder with the files (also as NAME.gz, or in their .zip), or with a folder `name` that holds
+            them, instead of a download.
         say: called with a line for each file.
         progress: called with (bytes done, bytes to do) as files are brought.
         settings: of the world to make; for `world` only.
@@ -171,7 +203,7 @@ def get(
         DataError: a file cannot be brought, has the wrong checksum, or stands in the way with other content.
     """
     data_set = _data_set(name)
-    folder = data_home() / name if out is None else Path(out).expanduser()
+    folder = _home(data_set) if out is None else Path(out).expanduser()
     say = say or (lambda line: None)
     try:
         if data_set.embedded:
@@ -183,7 +215,7 @@ def get(
                 raise UserError(f"{name} takes no world settings; only the data set 'world' does")
             _get_files(data_set, folder, None if source is None else Path(source).expanduser(), say, progress)
     except OSError as error:
-        raise DataError(f"{folder}: cannot be used ({_reason(error)}); give another folder with --out") from error
+        raise DataError(f"{folder}: cannot be used ({reason(error)}); give another folder with --out") from error
     return folder
 
 
@@ -220,9 +252,10 @@ def _resolve_data(reference: str) -> Path:
     data_set = _data_set(name)
     if file_name not in data_set.file_names:
         raise DataError(f"{reference}: {name} has no file '{file_name}'{nearest(file_name, data_set.file_names)}")
+    for folder in data_set.folders_in(data_home()):
+        if os.path.isfile(path := _stored(folder, file_name)):
+            return path
     path = data_home() / name / file_name
-    if os.path.isfile(path):
-        return path
     if data_set.embedded:
         try:
             _refuse_read_only(path.parent)
@@ -234,6 +267,23 @@ def _resolve_data(reference: str) -> Path:
         f"{reference} is not on this machine; get it with: headway data get {name} "
         f"(or set HEADWAY_DATA to the folder that holds {name}/)"
     )
+
+
+def _stored(folder: Path, name: str) -> Path:
+    """Where a file lies in a folder: under its name, or packed as NAME.gz; its name where neither is there."""
+    path, packed = folder / name, folder / f"{name}.gz"
+    return packed if os.path.isfile(packed) and not os.path.lexists(path) else path
+
+
+def _home(data_set: DataSet) -> Path:
+    """The folder under `data_home()` that has every file of the data set, or the one where they belong."""
+    folders = data_set.folders_in(data_home())
+    whole = (
+        folder
+        for folder in folders
+        if all(os.path.lexists(_stored(folder, file_name)) for file_name in data_set.file_names)
+    )
+    return next(whole, folders[0])
 
 
 def _refuse_read_only(folder: Path) -> None:
@@ -252,15 +302,13 @@ def _temporary_world() -> tempfile.TemporaryDirectory[str]:
 
 
 def _status(data_set: DataSet) -> DataSetStatus:
-    folder = data_home() / data_set.name
-    missing = tuple(name for name in data_set.file_names if not os.path.exists(folder / name))
+    folder = _home(data_set)
     size: int | None
     if data_set.embedded:
-        differing: tuple[str, ...] = ()  # its settings may be any
-        size = None if missing else sum((folder / name).stat().st_size for name in data_set.file_names)
+        missing, differing = _compare(folder, dict.fromkeys(data_set.file_names))  # its settings may be any
+        size = None if missing else sum(_stored(folder, name).stat().st_size for name in data_set.file_names)
     else:
-        there = (file for file in data_set.files if file.name not in missing)
-        differing = tuple(file.name for file in there if _sha256(folder / file.name) != file.sha256)
+        missing, differing = _compare(folder, {file.name: file.sha256 for file in data_set.files})
         size = sum(file.bytes for file in data_set.files)
     return DataSetStatus(
         name=data_set.name,
@@ -268,8 +316,8 @@ def _status(data_set: DataSet) -> DataSetStatus:
         licence=data_set.licence,
         embedded=data_set.embedded,
         where=folder,
-        missing=missing,
-        differing=differing,
+        missing=tuple(missing),
+        differing=tuple(differing),
         bytes=size,
     )
 
@@ -296,129 +344,45 @@ def _get_files(data_set: DataSet, folder: Path, source: Path | None, say: Say, p
     missing, differing = _compare(folder, {file.name: file.sha256 for file in data_set.files})
     if differing:
         raise DataError(
-            f"{', '.join(str(folder / name) for name in differing)}: there with other content than "
+            f"{', '.join(str(_stored(folder, name)) for name in differing)}: there with other content than "
             f"{data_set.name} has, and not overwritten; give another folder with --out, or delete it"
         )
     done, total = 0, sum(file.bytes for file in data_set.files if file.name in missing)
-    for file in data_set.files:
-        if file.name not in missing:
-            say(f"{folder / file.name}: already there")
-            continue
-
-        def report(bytes_of_file: int, before: int = done) -> None:
-            if progress is not None:
-                progress(before + bytes_of_file, total)
-
-        folder.mkdir(parents=True, exist_ok=True)
-        if source is None:
-            origin = _download(data_set, file, folder / file.name, report)
-        else:
-            origin = _copy(data_set, file, source, folder / file.name, report)
-        done += file.bytes
-        say(f"{folder / file.name}: {file.bytes:,} bytes from {origin}")
-
-
-def _compare(folder: Path, sha256: dict[str, str]) -> tuple[list[str], list[str]]:
-    """(the files still to be brought, those that are there but are not the ones wanted)"""
-    missing = [name for name in sha256 if not os.path.lexists(folder / name)]
-    there = (name for name in sha256 if name not in missing)
-    return missing, [name for name in there if _sha256(folder / name) != sha256[name]]
-
-
-def _copy(data_set: DataSet, file: DataFile, source: Path, target: Path, report: Callable[[int], None]) -> str:
-    places = (source / file.name, source / data_set.name / file.name)
-    place = next((place for place in places if place.is_file()), None)
-    if place is None:
-        raise DataError(
-            f"{source}: has neither {file.name} nor {data_set.name}/{file.name}; "
-            "--from takes the folder that holds them"
-        )
-    with open(place, "rb") as stream, _temporary_beside(target) as temporary:
-        found = _receive(stream, temporary, file, report)
-        if found != file.sha256:
-            raise DataError(
-                f"{_wrong_checksum(file, str(place), found)}; it is another version or a damaged copy: "
-                "find another, or leave out --from to download it"
-            )
-        os.replace(temporary, target)
-    return str(place)
-
-
-def _download(data_set: DataSet, file: DataFile, target: Path, report: Callable[[int], None]) -> str:
-    failures: list[str] = []
-    wrong: list[str] = []
-    for address in data_set.sources:
-        url = address + file.name
-        with _temporary_beside(target) as temporary:
-            try:
-                request = urllib.request.Request(url, headers={"User-Agent": "headway"})
-                with urllib.request.urlopen(request, timeout=_TIMEOUT) as stream:
-                    found = _receive(stream, temporary, file, report)
-            except (
-                urllib.error.URLError,
-                http.client.HTTPException,
-                ssl.SSLError,
-                TimeoutError,
-                ConnectionError,
-            ) as error:
-                failures.append(f"{url} ({_reason(error)})")
+    with ExitStack() as stack:
+        downloads = Downloads(data_set.name, data_set.sources, folder, total, stack)
+        for file in data_set.files:
+            if file.name not in missing:
+                say(f"{_stored(folder, file.name)}: already there")
                 continue
-            if found == file.sha256:
-                os.replace(temporary, target)
-                return url
-            wrong.append(_wrong_checksum(file, url, found))
-    local = f"headway data get {data_set.name} --from DIR"
-    if wrong:
-        raise DataError(
-            "; ".join(wrong + failures) + f"; nothing was kept. Try again, or use a copy of your own: {local}"
-        )
+
+            def report(bytes_of_file: int, before: int = done) -> None:
+                if progress is not None:
+                    progress(before + bytes_of_file, total)
+
+            folder.mkdir(parents=True, exist_ok=True)
+            if source is None:
+                origin = downloads.bring(file, folder / file.name, report)
+            else:
+                origin = copy(file, _local_copy(data_set, file, source), folder / file.name, report)
+            done += file.bytes
+            say(f"{folder / file.name}: {file.bytes:,} bytes from {origin}")
+
+
+def _local_copy(data_set: DataSet, file: DataFile, source: Path) -> Path:
+    """Where a folder of the user's has a file: under one of its names, packed, or in the archive it is public in."""
+    archives = [address.rpartition("/")[2] for address in data_set.sources if address.endswith(".zip")]
+    names = (file.name, f"{file.name}.gz", file.in_archive, *archives)
+    for folder in (source, *data_set.folders_in(source)):
+        for name in names:
+            if (folder / name).is_file():
+                return folder / name
     raise DataError(
-        f"{file.name}: cannot be downloaded from {' or '.join(failures)}; "
-        f"where there is no network, bring the files of {data_set.name} in a folder DIR and use: {local}"
+        f"{source}: has neither {file.name} nor {data_set.name}/{file.name}; --from takes the folder that holds them"
     )
 
 
-def _receive(stream: IO[bytes], temporary: Path, file: DataFile, report: Callable[[int], None]) -> str:
-    """Writes what `stream` holds and returns its checksum; stops where it is far longer than the file."""
-    digest, size = hashlib.sha256(), 0
-    with open(temporary, "wb") as out:
-        while size <= file.bytes + _MOST_EXTRA and (chunk := stream.read(_CHUNK)):
-            digest.update(chunk)
-            size += len(chunk)
-            out.write(chunk)
-            report(min(size, file.bytes))
-        out.flush()
-        os.fsync(out.fileno())
-    return digest.hexdigest()
-
-
-@contextmanager
-def _temporary_beside(target: Path) -> Iterator[Path]:
-    """A name in the target's folder for a file on its way; what is left of it afterwards is removed."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sha256(path: Path) -> str | None:
-    """The checksum of a file; None for what is not one."""
-    if not os.path.isfile(path):
-        return None
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _wrong_checksum(file: DataFile, origin: str, found: str) -> str:
-    return f"{origin}: not the {file.name} known here: SHA-256 is {found}, should be {file.sha256}"
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        return f"HTTP {error.code} {error.reason}"
-    if isinstance(error, urllib.error.URLError):
-        error = error.reason if isinstance(error.reason, BaseException) else error
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__
+def _compare(folder: Path, sha256: Mapping[str, str | None]) -> tuple[list[str], list[str]]:
+    """(the files still to be brought, those that are there but are not the ones wanted); None: any will do"""
+    missing = [name for name in sha256 if not os.path.lexists(_stored(folder, name))]
+    known = ((name, wanted) for name, wanted in sha256.items() if wanted and name not in missing)
+    return missing, [name for name, wanted in known if checksum(_stored(folder, name), name) != wanted]

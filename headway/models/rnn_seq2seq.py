@@ -30,14 +30,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.models.base import TIED, DecoderState, Seq2SeqModel, tie
-from headway.nn import Dropout, masked_softmax
+from headway.nn import GRU, LSTM, RNN, Dropout, masked_softmax
 from headway.nn.alignment import AdditiveScore, DotScore, GeneralScore
 from headway.settings import setting
 
 PAD = 0
 FIXED = ("last", "transform", "all")
 ATTENTIONS = ("none", "additive", "dot", "general")
-CELLS: dict[str, Callable[..., nn.Module]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+CELLS: dict[str, Callable[..., nn.Module]] = {"rnn": RNN, "gru": GRU, "lstm": LSTM}
 Carried = tuple[Tensor, ...]  # what a layer takes from step to step, (B, D) each: its state, and an LSTM's cell
 Written = tuple[Tensor, list[Carried], Tensor | None]  # something of each step, what is carried on, where steps looked
 

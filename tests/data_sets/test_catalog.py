@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
 import http.server
 import threading
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from headway.data import DATA_SETS, DataFile, DataSet, WorldSettings, data_home, get, resolve, status
 from headway.data.world import FILES, make_world, world_files
 from headway.errors import DataError, UserError
+from headway.text import read_parallel
 
 CONTENTS = {"a.txt": b"one line\n" * 20_000, "b.tsv": "Wo?\tKöln\n".encode()}
 SMALL = WorldSettings(people=8, towns=3, unseen=4)
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    asked: ClassVar[list[str]] = []
+
+    def log_request(self, *args: object) -> None:
+        self.asked.append(self.path)
+
     def log_message(self, *args: object) -> None:
         pass
 
@@ -44,6 +55,7 @@ def served(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
     """The address of a server of `tmp_path` on this machine."""
+    QuietHandler.asked.clear()
     handler = functools.partial(QuietHandler, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
         thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
@@ -53,13 +65,28 @@ def server(tmp_path: Path) -> Iterator[str]:
         thread.join()
 
 
-def tiny(monkeypatch: pytest.MonkeyPatch, *sources: str) -> None:
+MEMBERS = {"a.txt": "a.txt", "b.tsv": "inner/b"}
+
+
+def tiny(monkeypatch: pytest.MonkeyPatch, *sources: str, folders: tuple[str, ...] = ()) -> None:
     """Puts a data set `tiny` with the files of CONTENTS into the catalogue."""
     files = tuple(
-        DataFile(name, len(content), hashlib.sha256(content).hexdigest()) for name, content in CONTENTS.items()
+        DataFile(name, len(content), hashlib.sha256(content).hexdigest(), MEMBERS[name])
+        for name, content in CONTENTS.items()
     )
-    data_set = DataSet(name="tiny", description="for the tests", licence="none", files=files, sources=sources)
+    data_set = DataSet("tiny", "for the tests", "none", files=files, sources=sources, folders=folders)
     monkeypatch.setitem(DATA_SETS, "tiny", data_set)
+
+
+def archive(path: Path, changes: dict[str, bytes | None] | None = None, packing: int = zipfile.ZIP_DEFLATED) -> bytes:
+    """Writes a zip of CONTENTS with some members changed, added, or left out where None. Returns its bytes."""
+    members = {MEMBERS[name]: content for name, content in CONTENTS.items()} | (changes or {})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", packing) as packed:
+        for name, content in members.items():
+            if content is not None:
+                packed.writestr(zipfile.ZipInfo(name), content, packing)
+    return path.read_bytes()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -76,14 +103,14 @@ def test_data_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_the_catalogue_is_well_formed() -> None:
-    assert {"world", "birthplaces", "shakespeare"} <= set(DATA_SETS)
+    assert {"world", "birthplaces", "shakespeare", "multi30k", "tatoeba"} <= set(DATA_SETS)
     for name, data_set in DATA_SETS.items():
         assert data_set.name == name
         assert data_set.description
         assert "\n" not in data_set.description
         assert data_set.licence
         assert data_set.embedded == (name == "world")
-        assert all(address.startswith("https://") and address.endswith("/") for address in data_set.sources)
+        assert all(address.startswith("https://") and address.endswith(("/", ".zip")) for address in data_set.sources)
         assert all(len(file.sha256) == 64 and file.bytes > 0 for file in data_set.files)
 
 
@@ -176,6 +203,99 @@ def test_a_missing_page_is_named(server: str, served: Path, home: Path, monkeypa
     assert contents(home / "tiny") == {"a.txt": CONTENTS["a.txt"]}
 
 
+# archives
+
+
+def test_an_archive_is_downloaded_once_for_all_its_files(
+    server: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny(monkeypatch, server + "tiny.zip")
+    archive(tmp_path / "tiny.zip", packing=zipfile.ZIP_STORED)
+    lines: list[str] = []
+    steps: list[tuple[int, int]] = []
+    folder = get("tiny", say=lines.append, progress=lambda done, total: steps.append((done, total)))
+    assert contents(folder) == CONTENTS
+    assert QuietHandler.asked == ["/tiny.zip"]
+    assert lines[1] == f"{home / 'tiny' / 'b.tsv'}: 10 bytes from inner/b in {server}tiny.zip"
+    total = sum(map(len, CONTENTS.values()))
+    assert steps == sorted(steps) and steps[-1] == (total, total) and len(steps) > 3
+
+
+def test_only_what_was_asked_for_leaves_an_archive(
+    server: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny(monkeypatch, server + "tiny.zip")
+    archive(tmp_path / "tiny.zip", {"../../escaped": b"x", str(tmp_path / "absolute"): b"x", "more.txt": b"x"})
+    get("tiny")
+    assert contents(home / "tiny") == CONTENTS
+    assert {path.name for path in tmp_path.iterdir()} == {"tiny.zip", "home"}
+    assert {path.name for path in home.iterdir()} == {"tiny"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "packing", "problem"),
+    [
+        ({"a.txt": b"another"}, zipfile.ZIP_DEFLATED, hashlib.sha256(b"another").hexdigest()),
+        ({"a.txt": None}, zipfile.ZIP_DEFLATED, "no a.txt in this archive"),
+        ({"a.txt": None, "../a.txt": CONTENTS["a.txt"]}, zipfile.ZIP_DEFLATED, "no a.txt in this archive"),
+        ({"a.txt": b"0" * 1_000_000}, zipfile.ZIP_DEFLATED, hashlib.sha256(b"0" * (3 << 16)).hexdigest()),
+        ({"more": b"0" * 1_000_000}, zipfile.ZIP_STORED, "longer than 181,010 bytes"),
+        ({}, zipfile.ZIP_LZMA, "a.txt is packed in a way that is not read"),
+    ],
+)
+def test_a_wrong_archive_is_refused_and_nothing_kept(
+    changes: dict[str, bytes | None],
+    packing: int,
+    problem: str,
+    server: str,
+    tmp_path: Path,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tiny(monkeypatch, server + "tiny.zip")
+    monkeypatch.setattr("headway.data.bringing.MOST_EXTRA", 1000)
+    archive(tmp_path / "tiny.zip", changes, packing)
+    with pytest.raises(DataError) as caught:
+        get("tiny")
+    assert f"a.txt in {server}tiny.zip" in str(caught.value) and problem in str(caught.value)
+    assert "headway data get tiny --from DIR" in str(caught.value)
+    assert list((home / "tiny").iterdir()) == []
+
+
+def test_a_folder_may_stand_in_for_an_archive_that_fails(
+    server: str, served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "page.zip").write_bytes(b"<html>not here any more</html>")
+    tiny(monkeypatch, server + "absent.zip", server + "page.zip", server + "served/")
+    assert contents(get("tiny")) == CONTENTS
+    tiny(monkeypatch, server + "absent.zip", server + "page.zip")
+    with pytest.raises(DataError, match=r"absent\.zip \(HTTP 404.*page\.zip \(File is not a zip file\)"):
+        get("tiny", tmp_path / "other")
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_archive_is_refused_or_read_right(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    raw = bytearray(archive(folder / "copy" / "tiny.zip"))
+    if data.draw(st.booleans(), label="cut"):
+        raw = raw[: data.draw(st.integers(0, len(raw) - 1))]
+    else:
+        for place in data.draw(st.lists(st.integers(0, len(raw) - 1), min_size=1, max_size=3)):
+            raw[place] = data.draw(st.integers(0, 255))
+    (folder / "copy" / "tiny.zip").write_bytes(raw)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        tiny(monkeypatch, (folder / "copy" / "tiny.zip").as_uri())
+        for source in (None, folder / "copy"):
+            out = folder / f"out-{source is None}"
+            try:
+                assert contents(get("tiny", out, source)) == CONTENTS
+            except DataError:
+                assert all(CONTENTS[name] == content for name, content in contents(out).items())
+
+
 # a local copy
 
 
@@ -203,6 +323,34 @@ def test_a_local_copy_is_verified(served: Path, tmp_path: Path, monkeypatch: pyt
     assert hashlib.sha256(b"Wo?\tBonn\n").hexdigest() in str(caught.value)
     assert hashlib.sha256(CONTENTS["b.tsv"]).hexdigest() in str(caught.value)
     assert list(contents(tmp_path / "out")) == ["a.txt"]
+
+
+@pytest.mark.parametrize("inside", ["", "tiny", "elsewhere"])
+@pytest.mark.parametrize("form", ["gz", "zip", "member"])
+def test_a_local_copy_may_be_packed(inside: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny(monkeypatch, "http://127.0.0.1:9/tiny.zip", folders=("elsewhere",))
+    source = tmp_path / "copy"
+    (source / inside / "inner").mkdir(parents=True)
+    if form == "zip":
+        archive(source / inside / "tiny.zip")
+    for name, content in CONTENTS.items():
+        if form == "gz":
+            (source / inside / f"{name}.gz").write_bytes(gzip.compress(content))
+        elif form == "member":
+            (source / inside / MEMBERS[name]).write_bytes(content)
+    assert contents(get("tiny", tmp_path / "out", source)) == CONTENTS
+
+
+def test_a_packed_copy_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny(monkeypatch, "http://127.0.0.1:9/")
+    packed = gzip.compress(CONTENTS["a.txt"])
+    (tmp_path / "a.txt.gz").write_bytes(packed[:-9])
+    with pytest.raises(DataError, match=r"a\.txt\.gz: a\.txt cannot be unpacked \(.*leave out --from to download"):
+        get("tiny", tmp_path / "out", tmp_path)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"another"))
+    with pytest.raises(DataError, match=hashlib.sha256(b"another").hexdigest()):
+        get("tiny", tmp_path / "out", tmp_path)
+    assert contents(tmp_path / "out") == {}
 
 
 def test_a_local_copy_that_is_not_there(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +384,7 @@ def test_a_folder_that_cannot_be_used(served: Path, tmp_path: Path, monkeypatch:
 def test_an_unknown_name_gets_the_nearest() -> None:
     with pytest.raises(UserError, match="no data set 'birthplace'; did you mean 'birthplaces'"):
         get("birthplace")
-    with pytest.raises(UserError, match="known: world, birthplaces, shakespeare"):
+    with pytest.raises(UserError, match="known: world, birthplaces, shakespeare, multi30k, tatoeba"):
         get("xyz")
 
 
@@ -302,6 +450,30 @@ def test_a_data_reference_is_a_file_of_the_data_set(home: Path, tmp_path: Path) 
     (home / "birthplaces").mkdir(parents=True)
     (home / "birthplaces" / "wiki.txt").write_text("A B. A B was born in C .\n")
     assert resolve("data:birthplaces/wiki.txt", tmp_path) == home / "birthplaces" / "wiki.txt"
+
+
+@pytest.mark.parametrize("folder", ["tatoeba", "zh_en"])
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_a_data_reference_finds_packed_files_and_other_folders(folder: str, packed: str, home: Path) -> None:
+    (home / folder).mkdir(parents=True)
+    text = "Hi.\t嗨。\tCC-BY 2.0\n".encode()
+    path = home / folder / f"cmn.txt{packed}"
+    path.write_bytes(gzip.compress(text) if packed else text)
+    assert resolve("data:tatoeba/cmn.txt") == path
+    assert [(pair.source, pair.target) for pair in read_parallel(path)] == [("Hi.", "嗨。")]
+
+
+def test_what_lies_in_the_own_folder_unpacked_comes_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny(monkeypatch, "http://127.0.0.1:9/", folders=("elsewhere",))
+    order = [home / folder / name for folder in ("tiny", "elsewhere") for name in ("a.txt", "a.txt.gz")]
+    for path in order:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    for path in order:
+        assert resolve("data:tiny/a.txt") == path
+        path.unlink()
+    with pytest.raises(DataError, match=r"data:tiny/a\.txt is not on this machine"):
+        resolve("data:tiny/a.txt")
 
 
 @pytest.mark.parametrize(
@@ -374,3 +546,48 @@ def test_status_says_what_is_there(served: Path, home: Path, monkeypatch: pytest
     row = next(row for row in status() if row.name == "tiny")
     assert not row.present
     assert row.differing == ("b.tsv",)
+
+
+def test_packed_files_in_another_folder_are_the_data_set(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny(monkeypatch, "http://127.0.0.1:9/", folders=("elsewhere",))
+    (home / "elsewhere").mkdir(parents=True)
+    for name, content in CONTENTS.items():
+        (home / "elsewhere" / f"{name}.gz").write_bytes(gzip.compress(content))
+    lines: list[str] = []
+    assert get("tiny", say=lines.append) == home / "elsewhere"
+    assert lines == [f"{home / 'elsewhere' / name}.gz: already there" for name in CONTENTS]
+    row = next(row for row in status() if row.name == "tiny")
+    assert row.present and row.where == home / "elsewhere"
+    for damaged in (gzip.compress(b"changed"), b"not gzip"):
+        (home / "elsewhere" / "b.tsv.gz").write_bytes(damaged)
+        row = next(row for row in status() if row.name == "tiny")
+        assert row.differing == ("b.tsv",) and not row.missing
+        with pytest.raises(DataError, match=r"elsewhere/b\.tsv\.gz: there with other content"):
+            get("tiny")
+    (home / "elsewhere" / "b.tsv.gz").unlink()
+    row = next(row for row in status() if row.name == "tiny")
+    assert row.where == home / "tiny" and row.missing == ("a.txt", "b.tsv")
+
+
+def skip_without(name: str, real_data: Path) -> None:
+    if not any(folder.is_dir() for folder in DATA_SETS[name].folders_in(real_data)):
+        pytest.skip(f"{name} is not in {real_data}")
+
+
+@pytest.mark.parametrize("name", ["birthplaces", "shakespeare", "multi30k", "tatoeba"])
+def test_the_real_data_sets_are_what_the_catalogue_says(name: str, real_data: Path, tmp_path: Path) -> None:
+    skip_without(name, real_data)
+    folder = get(name, tmp_path / "out", real_data)
+    assert {path.name: path.stat().st_size for path in folder.iterdir()} == {
+        file.name: file.bytes for file in DATA_SETS[name].files
+    }
+    assert all(resolve(f"data:{name}/{file.name}").is_file() for file in DATA_SETS[name].files)
+    assert next(row for row in status() if row.name == name).present
+
+
+def test_the_real_translation_sets_have_their_pairs(real_data: Path) -> None:
+    skip_without("multi30k", real_data)
+    skip_without("tatoeba", real_data)
+    captions = read_parallel(resolve("data:multi30k/val.en.gz"), resolve("data:multi30k/val.de.gz"), strict=True)
+    assert len(captions) == 1014
+    assert len(read_parallel(resolve("data:tatoeba/cmn.txt"), strict=True)) == 32_028

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from headway.errors import SettingsError, UserError
 from headway.files import write_synced
-from headway.models import Model
+from headway.models import CausalModel, Model
 from headway.ranks import ALONE, Ranks
 from headway.tasks.base import IGNORE, Batch, Task
 from headway.training import device as devices
@@ -138,7 +138,8 @@ class Sharded(Several):
         mesh = init_device_mesh(device.type, (ranks.size,))
         low = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
         policy = low if precision != torch.float32 else MixedPrecisionPolicy()
-        for module in (*model.blocks, model):  # type: ignore[misc]
+        blocks = model.blocks if isinstance(model, CausalModel) else ()  # others reach into their layers
+        for module in (*blocks, model):  # type: ignore[misc]
             part = fully_shard(module, mesh=mesh, mp_policy=policy)  # moves it to the device
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)

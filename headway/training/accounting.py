@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway.console import clock
+from headway.memory import is_out_of_memory
 from headway.models import Model
 from headway.training.checkpoint import State
 from headway.training.engine import Outcome
@@ -137,7 +138,16 @@ class Costs:
             counts = [batch.lengths, *((part != 0).sum(1) for part in batch.given[1:])]
             lengths = [max(1, round(float(count.float().mean()))) for count in counts]
             self.tokens[stream.name] = batch.tokens
-            self.flops[stream.name] = row_flops(model, *lengths) * batch.tokens / lengths[0]
+            self.flops[stream.name] = self.of_row(model, lengths) * batch.tokens / lengths[0]
+
+    def of_row(self, model: nn.Module, lengths: Sequence[int]) -> int:
+        """0, which is unknown, where there is no memory to count: that is for the steps themselves to find."""
+        try:
+            return row_flops(model, *lengths)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return 0
 
     def __call__(self, names: Collection[str]) -> float:
         tokens = sum(self.tokens[name] for name in names)

@@ -32,6 +32,7 @@ from headway.nn import (
     SelfAttention,
     make_position,
 )
+from headway.nn.cache import SPARE
 from headway.settings import setting
 
 PAD = 0
@@ -124,7 +125,8 @@ class EncoderDecoder(Seq2SeqModel):
 
     def start(self, source: Tensor, room: int) -> State:
         rows = torch.arange(len(source), device=source.device)
-        caches = [layer.attention.empty_cache(len(source), room) for layer in self.decoder_layers()]
+        slots = min(room, SPARE)  # they grow with the target: few slots are quickly copied when rows change places
+        caches = [layer.attention.empty_cache(len(source), slots) for layer in self.decoder_layers()]
         return State(
             Cache(caches, torch.zeros_like(rows)), self.read(self.encode(source)), may_look(source), sources=rows
         )
@@ -233,5 +235,5 @@ class State:
         sources = self.sources[rows]
         if torch.equal(sources, self.sources):  # as when beams change places: what they look at stays
             return State(self.cache.select(rows), self.memory, self.mask, sources)
-        memory = [(keys[rows], values[rows]) for keys, values in self.memory]
+        memory = [(keys.index_select(0, rows), values.index_select(0, rows)) for keys, values in self.memory]
         return State(self.cache.select(rows), memory, self.mask[rows], sources)

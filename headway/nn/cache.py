@@ -17,9 +17,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+SPARE = 16  # slots that a full cache grows by
+
 
 class LayerCache:
-    """The keys and values of one attention layer, each (B, H, S, K)."""
+    """The keys and values of one attention layer, each (B, H, S, K); more slots are made when these are full."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys = keys
@@ -32,14 +34,21 @@ class LayerCache:
 
     def extend(self, keys: Tensor, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Write (B, H, T, K) at `positions` (B, T); return every slot up to the last one in use."""
+        used = int(positions.max()) + 1
+        if used > self.keys.shape[2]:
+            self.keys, self.values = (with_slots(each, used + SPARE - 1) for each in (self.keys, self.values))
         rows = torch.arange(len(positions), device=positions.device)[:, None]  # (B, 1)
         self.keys[rows, :, positions] = keys.transpose(1, 2).to(self.keys.dtype)
         self.values[rows, :, positions] = values.transpose(1, 2).to(self.values.dtype)
-        used = int(positions.max()) + 1
         return self.keys[:, :, :used], self.values[:, :, :used]
 
     def select(self, rows: Tensor) -> LayerCache:
-        return LayerCache(self.keys[rows], self.values[rows])
+        return LayerCache(self.keys.index_select(0, rows), self.values.index_select(0, rows))
+
+
+def with_slots(x: Tensor, count: int) -> Tensor:
+    """(B, H, S, K) with zeros up to `count` slots."""
+    return torch.cat([x, x.new_zeros(*x.shape[:2], count - x.shape[2], x.shape[3])], 2)
 
 
 class Cache:

@@ -115,6 +115,12 @@ def test_steps_equal_the_full_pass_padding_and_company_change_nothing(variant, s
     same_with_rows_selected(model, sources)
 
 
+def test_steps_equal_the_full_pass_of_a_long_target() -> None:
+    """Longer than the slots that a cache has at first."""
+    targets = torch.randint(1, 19, (3, 22), generator=torch.Generator().manual_seed(0)).tolist()
+    same_by_steps(tiny_encoder_decoder(positions="learned"), [[3, 4, 5], [6], [7, 8]], targets)
+
+
 def test_the_source_is_read_once() -> None:
     model = tiny_encoder_decoder()
     state = model.start(padded([[3, 4, 5]]), 8)

@@ -19,7 +19,7 @@ import operator
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,6 +35,16 @@ MASK = "⁇"
 SPECIALS = (PAD, MASK)
 FORMAT = "headway-tokenizer"
 VERSION = 1
+
+# Scripts without spaces between words in which a character is a syllable or a word: Han and kana, as they stand between
+# the brackets of a regular expression. Thai, Lao, Khmer and Burmese have no spaces either, but their characters are
+# letters and vowel signs, which mean little apart: they stay together, and merging finds the frequent syllables. Hangul
+# has spaces.
+UNSPACED = (
+    "\u2e80-\u2fd5\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003fffd"  # Han: radicals and characters
+    "\u3005-\u3007\u3021-\u3029\u3038-\u303b\U00016fe2-\U00016fe3\U00016ff0-\U00016ff6"  # its marks and numerals
+    "\u3041-\u30ff\u31f0-\u31ff\u32d0-\u32fe\u3300-\u3357\uff65-\uff9f\U0001aff0-\U0001b16f\U0001f200"  # kana
+)
 
 
 class Tokenizer(ABC):
@@ -282,6 +292,10 @@ class Words(Tokenizer):
 class BPE(Tokenizer):
     """Byte pairs merged by frequency, by the `tokenizers` library, from all 256 bytes up; spells any text.
 
+    Pairs are merged within words. A word is a run of letters, digits or signs with the space in front of it; a
+    character of an UNSPACED script is a word by itself, so that no token holds parts of two of them: a frequent one
+    becomes a token, and a rare one is spelled by its bytes.
+
     The library knows nothing of special tokens. Its ids are moved up to make room for them, so that no text,
     not even one that looks like a special token, gets their ids.
     """
@@ -306,13 +320,15 @@ class BPE(Tokenizer):
     @classmethod
     def train(cls, texts: Iterable[str], size: int | None = None) -> BPE:
         """Merge pairs seen at least twice until there are `size` tokens (4096 if None), specials included."""
+        from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
         from tokenizers import Tokenizer as LibraryTokenizer
-        from tokenizers import decoders, models, pre_tokenizers, trainers
 
         size = cls.default_size if size is None else size
         refuse_small(size, len(SPECIALS) + 256, "special tokens and 256 bytes")
         library = LibraryTokenizer(models.BPE())
-        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        apart = pre_tokenizers.Split(Regex(f"[{UNSPACED}]"), behavior="isolated")
+        library.pre_tokenizer = pre_tokenizers.Sequence([apart, words])
         library.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=size - len(SPECIALS),
@@ -320,7 +336,18 @@ class BPE(Tokenizer):
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        library.train_from_iterator((cls.lead + text for text in some_text(texts)), trainer=trainer)
+        unspaced = re.compile(f"[{UNSPACED}]")
+        seen = False
+
+        def read() -> Iterator[str]:
+            nonlocal seen
+            for text in some_text(texts):
+                seen = seen or unspaced.search(text) is not None
+                yield cls.lead + text
+
+        library.train_from_iterator(read(), trainer=trainer)
+        if not seen:
+            library.pre_tokenizer = words  # the rule that parted nothing is left out
         return cls(json.loads(library.to_str()))
 
     def encode(self, text: str) -> list[int]:

@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -255,29 +256,43 @@ def test_long_lines_and_short_ones_in_any_blocks(kind: str) -> None:
         assert in_blocks(Path("a.txt"), size, kind, "lines") == wanted, size
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.one_of(st.text(), TEXT, st.text(st.characters(min_codepoint=0x20, max_codepoint=0x24FF))))
-def test_looking_words_up_gives_the_ids_of_the_library(text: str) -> None:
-    assert np.frombuffer(LOOKUP.encode(text), np.uint16).tolist() == LEARNED["bpe"].encode(text)
+def with_steps(tokenizer: Tokenizer, *steps: dict[str, Any]) -> Tokenizer:
+    """The same tokenizer, but for the steps in which it cuts a text into words."""
+    described = json.loads(json.dumps(tokenizer.to_json()))
+    cut = {"type": "Sequence", "pretokenizers": [*steps]} if len(steps) > 1 else steps[0]
+    described["tokenizers"]["pre_tokenizer"] = cut
+    return Tokenizer.from_json(described)
 
 
-def test_looking_words_up_needs_to_know_every_character() -> None:
-    """One that was not seen yet is asked for at once, in whatever text it comes."""
-    for text in ("a東", "½1½", "b\u0301", "\u3000\u3000 a", "word\U0001d400"):
-        fresh = Lookup(LEARNED["bpe"], np.dtype("<u2"))
-        assert np.frombuffer(fresh.encode(text), np.uint16).tolist() == LEARNED["bpe"].encode(text)
-
-
+APART, WORDS = LEARNED["bpe"].to_json()["tokenizers"]["pre_tokenizer"]["pretokenizers"]
+RULES = {"unspaced scripts apart": LEARNED["bpe"], "runs of letters": with_steps(LEARNED["bpe"], WORDS)}
+LOOKUPS = {rule: Lookup(tokenizer, np.dtype("<u2")) for rule, tokenizer in RULES.items()}
 LOOKED_UP = BPE.train(STORY, 300)
-LOOKUP = Lookup(LEARNED["bpe"], np.dtype("<u2"))
+UNSPACED_TEXT = st.lists(st.sampled_from([*PIECES, *"東京はカーｶ々。、・한ไ\U00020000", "\u3099"])).map("".join)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=300, deadline=None)
+@given(text=st.one_of(st.text(), TEXT, UNSPACED_TEXT, st.text(st.characters(min_codepoint=0x20, max_codepoint=0x24FF))))
+def test_looking_words_up_gives_the_ids_of_the_library(rule: str, text: str) -> None:
+    assert np.frombuffer(LOOKUPS[rule].encode(text), np.uint16).tolist() == RULES[rule].encode(text)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_looking_words_up_needs_to_know_every_character(rule: str) -> None:
+    """One that was not seen yet is asked for at once, in whatever text it comes."""
+    for text in ("a東", "a  東 b東東", "½1½", "b\u0301", "\u3000\u3000 a", "word\U0001d400"):
+        fresh = Lookup(RULES[rule], np.dtype("<u2"))
+        assert np.frombuffer(fresh.encode(text), np.uint16).tolist() == RULES[rule].encode(text)
 
 
 def test_only_a_bpe_that_cuts_words_alike_is_looked_up() -> None:
-    described = LOOKED_UP.to_json()
-    assert can_look_up(LOOKED_UP) and not can_look_up(Bytes())
-    described["tokenizers"]["pre_tokenizer"]["use_regex"] = False
-    other = Tokenizer.from_json(described)
-    assert not can_look_up(other)
+    assert all(map(can_look_up, RULES.values())) and not can_look_up(Bytes())
+    joined = {**WORDS, "use_regex": False}
+    pairs = {**APART, "pattern": {"Regex": APART["pattern"]["Regex"] + "{2}"}}
+    for steps in ([joined], [APART, joined], [pairs, WORDS], [APART, APART, WORDS]):
+        assert not can_look_up(with_steps(LEARNED["bpe"], *steps))
+    other = with_steps(LOOKED_UP, joined)
     made = prepare([story("txt")], "out", other, documents="file")  # a token may cross a space: the file stays whole
     assert contents(made) == expected(read_documents("story.txt", documents="file"), other)
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from headway.errors import DataError, SettingsError, TextError
 from headway.text import BPE, KINDS, Bytes, Characters, Tokenizer, Words, load_tokenizer, read_documents
+from headway.text.tokenizers import UNSPACED
 
 CORPUS = [
     "Khatchig Mouradian. Khatchig Mouradian is a journalist, writer and translator born in Lebanon .",
@@ -231,6 +236,85 @@ def test_bpe_sizes():
 def test_bpe_merges_what_is_frequent():
     tokenizer = BPE.train(["born in Rome", "born in Oslo"] * 5)
     assert cut(tokenizer, " born in Rome") == [" born", " in", " Rome"]
+
+
+SPACED = [
+    "Zoë O'Neill-Brown was born in São Paulo; Она родилась в Москве. It’s 1987\u2028, \U0001f600 and  two  spaces\t.",
+    "Where was Zoë O'Neill-Brown born? สวัสดีชาวโลก สวัสดี 안녕하세요 안녕 「」。、",
+]
+UNSPACED_TEXT = ["我在北京, she in Kyōto。 かな カナー 北京北京 is 北京", "我 我们 北京 2 東京 and Thai ไทยไทย"] * 3
+PARTED = BPE.train(UNSPACED_TEXT)
+FIRST_FORM = {  # as it was written before characters of unspaced scripts were words
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+
+
+def test_unspaced_characters_are_the_scripts_they_should_be():
+    alone = re.compile(f"[{UNSPACED}]")
+    scripts = ("CJK UNIFIED", "CJK COMPATIBILITY IDEOGRAPH", "CJK RADICAL", "KANGXI RADICAL", "HIRAGANA", "KATAKANA")
+    others = ("LATIN", "GREEK", "CYRILLIC", "HANGUL", "THAI", "LAO", "KHMER", "MYANMAR", "BOPOMOFO", "YI ", "DIGIT")
+    for code in range(sys.maxunicode + 1):
+        name = unicodedata.name(chr(code), "").removeprefix("HALFWIDTH ")
+        if name.startswith(scripts):
+            assert alone.match(chr(code)), name
+        if name.startswith(others):
+            assert not alone.match(chr(code)), name
+    assert [sign for sign in "々〇ー。、「」！　" if alone.match(sign)] == ["々", "〇", "ー"]
+
+
+def test_no_token_holds_parts_of_two_unspaced_characters():
+    alone = re.compile(f"[{UNSPACED}]")
+    whole = [piece.decode("utf-8", errors="ignore") for piece in PARTED.pieces]
+    assert {"北", "京", "我", "か", "カ", "ー"} <= set(whole)
+    assert all(text == sign for text in whole for sign in alone.findall(text))
+    assert cut(PARTED, "我在北京。") == ["我", "在", "北", "京", "。"]
+    assert "".join(cut(PARTED, "ไทย")) == "ไทย" and len(cut(PARTED, "ไทย")) == 1
+    assert len(PARTED.encode("鱻")) == len("鱻".encode())
+
+
+@given(text=st.text(st.sampled_from(sorted(set("".join(UNSPACED_TEXT))) + list(" '鱻\n\u3000"))) | any_text)
+def test_unspaced_characters_are_cut_off_wherever_they_stand(text: str):
+    check_round_trip(PARTED, text)
+    parts = re.split(f"([{UNSPACED}])", text)
+    assert PARTED.encode(text) == [token for part in parts for token in PARTED.encode(part)]
+
+
+def test_a_saved_tokenizer_keeps_the_rule(tmp_path: Path):
+    """Bytes that other letters taught it to merge (here Korean ones, by the end of one and the begin of the next)
+    stay apart where they belong to two unspaced characters."""
+    BPE.train(["ㄴㅴ" * 20, "ぴか"]).save(tmp_path / "tokenizer.json")
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    end, begin = "ぴ".encode()[-1:], "か".encode()[:1]
+    assert end + begin in tokenizer.pieces
+    assert tokenizer.encode("ぴか") == tokenizer.encode("ぴ") + tokenizer.encode("か")
+
+
+def test_text_without_unspaced_characters_gives_the_tokenizer_it_always_gave():
+    tokenizer = BPE.train(SPACED, 290)
+    assert tokenizer.to_json()["tokenizers"]["pre_tokenizer"] == FIRST_FORM
+    assert tokenizer.fingerprint() == "1fe5bb6ffce438c5"
+    assert (
+        BPE.train([*SPACED, "\U00020000"], 290).pieces == tokenizer.pieces
+    )  # one rare character more: the same merges
+
+
+def test_a_file_of_the_first_form_encodes_as_it_did():
+    """Before, a run of such characters was one word, and merged as one."""
+    library = LibraryTokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=298, min_frequency=2, initial_alphabet=alphabet, show_progress=False)
+    library.train_from_iterator([" 我在北京。", " 北京 北京"] * 3, trainer=trainer)
+    head = {"format": "headway-tokenizer", "version": 1, "kind": "bpe"}
+    old = Tokenizer.from_json({**head, "tokenizers": json.loads(library.to_str())})
+    assert cut(old, "北京 北京") == ["北京", " 北京"]
+    assert old.fingerprint() == "93fc2e63eea8a111"
+    new = BPE.train(["我在北京。", "北京 北京"] * 3, 300)
+    assert cut(new, "北京 北京") == ["北", "京", " ", "北", "京"]
 
 
 @pytest.mark.parametrize("kind", ["characters", "bytes"])

@@ -1,12 +1,13 @@
 """Byte-pair encoding by looking words up: the ids of the `tokenizers` library, several times as fast.
 
-Byte-level BPE first cuts a text into words (GPT-2, Radford et al. 2019, section 2.2) and then merges within each:
+Byte-level BPE first cuts a text into words (GPT-2, Radford et al. 2019, section 2.2; where a script has no spaces, a
+character is a word) and then merges within each:
 
     ids(text) = ids(word 1) ids(word 2) …
 
 so a word that was seen before need not be merged again. The cut is one regular expression, and which characters are
-letters, numbers or spaces is asked of the library itself, once for each row of 256 code points, so that both always
-agree. Cost: linear in the text; memory: at most `MOST` words.
+letters, numbers, spaces or words by themselves is asked of the library itself, once for each row of 256 code points,
+so that both always agree. Cost: linear in the text; memory: at most `MOST` words.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from headway.text.checks import utf8
-from headway.text.tokenizers import BPE, Tokenizer, _byte_alphabet
+from headway.text.tokenizers import BPE, UNSPACED, Tokenizer, _byte_alphabet
 
 MOST = 1 << 18  # words that are remembered
 LONGEST = 48  # characters of a word that is remembered
@@ -28,13 +29,18 @@ ROW = 256
 # Two characters of the same class make one word: these are the partners that show a class.
 PARTNERS = {"letter": "a", "number": "1", "space": "\n"}
 
+# How the library describes that a character of an unspaced script is a word by itself.
+APART = {"type": "Split", "pattern": {"Regex": f"[{UNSPACED}]"}, "behavior": "Isolated", "invert": False}
+
 
 def can_look_up(tokenizer: Tokenizer) -> bool:
-    """Whether it is a BPE that cuts words as GPT-2 does and changes nothing else of the text."""
+    """Whether it is a BPE that cuts words as GPT-2 does, with or without unspaced scripts, and changes nothing else."""
     if not isinstance(tokenizer, BPE):
         return False
     described: dict[str, Any] = tokenizer.to_json()["tokenizers"]
     cut = described.get("pre_tokenizer") or {}
+    if cut.get("type") == "Sequence" and cut["pretokenizers"][:-1] == [APART]:
+        cut = cut["pretokenizers"][-1]
     plain = cut.get("type") == "ByteLevel" and cut.get("use_regex", True) and not cut.get("add_prefix_space", True)
     changes = [described.get(key) for key in ("normalizer", "added_tokens", "truncation", "padding")]
     return plain and not any(changes) and not described["model"].get("dropout")
@@ -51,6 +57,7 @@ class Lookup(dict[str, bytes]):
         self.signs = {byte: sign for sign, byte in _byte_alphabet().items()}  # how the library writes bytes
         self.rows: set[int] = set()
         self.classes: dict[str, set[int]] = {name: set() for name in PARTNERS}
+        self.apart: set[int] = set()
         self.learn([0])
 
     def encode(self, text: str) -> bytes:
@@ -76,12 +83,16 @@ class Lookup(dict[str, bytes]):
                     for name, partner in PARTNERS.items():
                         if len(self.cut(partner + chr(code))) == 1:
                             self.classes[name].add(code)
+                    if len(self.cut(2 * chr(code))) == 2:
+                        self.apart.add(code)
         letter, number, space = (character_class(self.classes[name]) for name in PARTNERS)
         known = character_class({row * ROW + column for row in self.rows for column in range(ROW)})
+        apart = character_class(self.apart)
         self.stranger = re.compile(f"[^{known}]")
         self.words = re.compile(
-            rf"'(?:s|t|re|ve|m|ll|d)| ?[{letter}]+| ?[{number}]+| ?[^{space}{letter}{number}]+"
-            rf"|[{space}]+(?![^{space}])|[{space}]+"
+            (rf"[{apart}]|" if apart else "")
+            + rf"'(?:s|t|re|ve|m|ll|d)| ?[{letter}]+| ?[{number}]+| ?[^{space}{letter}{number}{apart}]+"
+            rf"|[{space}]+(?![^{space}{apart}])|[{space}]+"
         ).findall
 
 

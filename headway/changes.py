@@ -20,6 +20,14 @@ HARMLESS = (
     "parallel",
 )
 SECTIONS = ("training", "pretraining.training")
+SAME_WEIGHTS = (  # of a model, what the shapes of its weights do not depend on
+    "model.dropout",
+    "model.inner_dropout",
+    "model.sampling",
+    "model.heads",
+    "model.rotary_base",
+    "model.small_residuals",
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,7 @@ def refusal(change: Change, settings: RunSettings, step: int) -> str | None:
     inside = step not in (0, earlier)
     reasons = (
         (place.startswith("tokenizer"), "the run has its tokenizer.json already"),
+        (place.startswith("model.") and place not in SAME_WEIGHTS and step > 0, "its weights are of the old model"),
         (place == "pretraining" and step > 0, "a stage can neither come nor go once steps are made"),
         (place == "pretraining.training.steps" and step > earlier, "that stage is over"),
         (place == "pretraining.training.steps" and change.new < step, f"{step:,} of them are made"),

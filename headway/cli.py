@@ -303,7 +303,10 @@ def run_command(arguments: list[str]) -> int:
         if hasattr(error, "format_message"):
             code = wrong_arguments(error)
         elif isinstance(error, OSError) and is_full(error):
-            code = fail(f"{error.strerror}; make room and go on with --resume, the last checkpoint is whole", 2)
+            where = f"{error.filename}: " if error.filename else ""
+            code = fail(
+                f"{where}{error.strerror}; make room and go on with --resume: what was saved before is whole", 2
+            )
         else:
             raise
     return code

@@ -94,7 +94,7 @@ def test_a_finished_run_goes_on_with_more_steps_and_every_old_run_file_is_kept(r
         ),
         ("training.steps=1", "training.steps: 5 there, 1 now; 2 of them are made"),
         ("pretraining.training.steps=9", "pretraining.training.steps: 6 there, 9 now; that stage is over"),
-        ("model.width=32", "these weights are of another model: "),
+        ("model.width=32", "its weights are of the old model"),
     ],
 )
 def test_what_cannot_change_any_more_is_refused_with_the_flag_too(stopped: Path, change: str, words: str) -> None:

@@ -56,6 +56,7 @@ class Beam:
     best: int = 1
     end: int = MARK
     never: tuple[int, ...] = (PAD,)  # tokens that are not written
+    shortest: int = 0  # tokens before a target may end
 
     def __post_init__(self) -> None:
         if self.beam < 1:
@@ -90,13 +91,14 @@ def beam_search(
     *,
     begin: int = MARK,
     end: int = MARK,
+    shortest: int = 0,
 ) -> list[list[Hypothesis]]:
-    """For each source its `best` targets, the best first.
+    """For each source its `best` targets of at least `shortest` tokens, the best first.
 
     A target begins after the token `begin` and ends with `end`. Sources of like length are searched together, `rows`
     hypotheses at a time (chosen by the device where it is not given), or fewer where memory runs out.
     """
-    options = Beam(beam, limit, length_penalty, best, end, tuple({PAD, begin} - {end}))
+    options = Beam(beam, limit, length_penalty, best, end, tuple({PAD, begin} - {end}), shortest)
     check_sources(sources, limit, int(model.settings.block))
     device = next(model.parameters()).device
 
@@ -175,7 +177,8 @@ def search(
     places = torch.full((count,), beam, device=device)  # in each sentence's beam
     for length in range(1, options.limit + 1):
         alive = live.isfinite()  # (N, k), R of them, in the order of the state's rows
-        parents, tokens, live = likeliest(live, alive, logits, options.never)
+        too_early = (options.end,) if length <= options.shortest else ()
+        parents, tokens, live = likeliest(live, alive, logits, (*options.never, *too_early))
         live = live.masked_fill(rank >= places[:, None], float("-inf"))
         written = torch.cat([written.gather(1, parents[..., None].expand(-1, -1, length - 1)), tokens[..., None]], -1)
 

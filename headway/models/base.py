@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
 
-from headway.nn import Cache
+from headway.nn import Cache, Recurrent
 
 
 class CausalModel(nn.Module):
@@ -18,6 +18,7 @@ class CausalModel(nn.Module):
 
     settings: Any
     head: nn.Module  # (…, D) → (…, V)
+    compiles = True
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """Logits (B, T, V) of what follows each of `tokens` (B, T); with a cache, the tokens continue its rows."""
@@ -58,6 +59,7 @@ class Seq2SeqModel(nn.Module):
 
     settings: Any
     head: nn.Module  # (…, D) → (…, V)
+    compiles = True  # worth compiling; not where that would write every step of a row out
 
     @abstractmethod
     def forward(self, tokens: Tensor, source: Tensor) -> Tensor:
@@ -76,8 +78,15 @@ class Seq2SeqModel(nn.Module):
         return None
 
     def hidden_matrices(self) -> list[Tensor]:
-        """The matrices between the embeddings and the head, which Muon may step."""
-        return [part.weight for part in self.modules() if isinstance(part, nn.Linear) and part is not self.head]
+        """The matrices between the embeddings and the head, which Muon may step; single rows are none."""
+        linear = [part.weight for part in self.modules() if isinstance(part, nn.Linear) and part is not self.head]
+        carried = [
+            weight
+            for part in self.modules()
+            if isinstance(part, Recurrent)
+            for weight in part.parameters(recurse=False)
+        ]
+        return [weight for weight in (*linear, *carried) if weight.dim() == 2 and min(weight.shape) > 1]
 
 
 Model = CausalModel | Seq2SeqModel

@@ -69,6 +69,7 @@ class RNNSeq2SeqSettings:
 
 
 class RNNSeq2Seq(Seq2SeqModel):
+    compiles = False
     sampling = 0.0
     """Scheduled sampling (Bengio et al. 2015): the share of tokens that training replaces by the model's guesses."""
 

@@ -193,8 +193,8 @@ class SelfAttention(Attention):
         self, x: Tensor, positions: Tensor, cache: LayerCache | None = None, mask: Tensor | None = None
     ) -> Tensor:
         check_row(x, positions, mask, self.width)
-        packed = self.packed(x)
-        if packed is not None and cache is None and mask is None and self.plainly_causal() and short.fits(packed):
+        packed = self.packed(x) if cache is None else None  # joining the weights costs more than a token does
+        if packed is not None and mask is None and self.plainly_causal() and short.fits(packed):
             turned = self.turn_packed(packed, positions)
             mixed = short.short_attention(turned, self.dropout if self.training else 0.0, self.scale).flatten(2)
             return self.output(mixed)
@@ -222,7 +222,12 @@ class SelfAttention(Attention):
 
     def plainly_causal(self) -> bool:
         """Whether nothing but the order of the tokens and the turning of queries and keys bears on the scores."""
-        return self.causal and self.by_products and (self.position is None or self.position.only_turns)
+        return (
+            self.causal
+            and self.by_products
+            and self.dropout < 1
+            and (self.position is None or self.position.only_turns)
+        )
 
     def turn_packed(self, packed: Tensor, positions: Tensor) -> Tensor:
         if self.position is None:

@@ -253,6 +253,7 @@ class SequenceToSequence(Task):
             self.block - 1,
             begin=mark,
             end=mark,
+            shortest=1,  # of something, something
             length_penalty=self.settings.length_penalty,
             best=best,
         )

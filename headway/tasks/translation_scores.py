@@ -33,7 +33,7 @@ def corpus_scores(predictions: Sequence[str], references: Sequence[str], tokeniz
     """BLEU and chrF of the whole, each with its signature."""
     from sacrebleu.metrics import BLEU, CHRF
 
-    bleu, chrf = BLEU(tokenize=tokenize), CHRF()
+    bleu, chrf = BLEU(tokenize=tokenize, force=True), CHRF()
     return {
         "bleu": bleu.corpus_score(list(predictions), [list(references)]).score,
         "chrf": chrf.corpus_score(list(predictions), [list(references)]).score,
@@ -49,7 +49,7 @@ def by_length(
     out."""
     from sacrebleu.metrics import BLEU
 
-    bleu = BLEU(tokenize=tokenize)
+    bleu = BLEU(tokenize=tokenize, force=True)
     lengths = [count_words(source) for source in sources]
     found = []
     for low, high in zip((1, *(most + 1 for most in BUCKETS)), (*BUCKETS, None), strict=True):

@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from headway.console import clock
 from headway.memory import is_out_of_memory
 from headway.models import Model
+from headway.nn import written_out
 from headway.training.checkpoint import State
 from headway.training.engine import Outcome
 from headway.training.streams import Stream
@@ -119,7 +120,7 @@ def row_flops(model: nn.Module, *lengths: int) -> int:
     training = model.training
     model.eval()
     device = next(model.parameters()).device
-    with SeenPairs() as attention, Products() as products:
+    with SeenPairs() as attention, written_out(), Products() as products:  # fused recurrences hide their products
         model(*(torch.ones(1, length, dtype=torch.long, device=device) for length in lengths))
     model.train(training)
     return 3 * (products.flops + attention.flops)

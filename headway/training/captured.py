@@ -87,40 +87,34 @@ class Captured(Engine):
         self.positions = sum(buffer.inputs.numel() for buffer in self.buffers)
         self.feed.fill(step, active, self.buffers)
         saved = self.optimizer.snapshot()
-        try:
-            self.warm_up()
-            self.optimizer.restore(saved)
-            self.optimizer.zero_grad()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self.loss, self.norm, self.means = self.body()
-        except Exception as error:
-            self.optimizer.restore(saved)
-            self.optimizer.zero_grad()
-            if is_out_of_memory(error):
-                raise
-            raise CannotCapture(one_line(str(error))[:200] or type(error).__name__) from error
-        self.graph = graph
-
-    def warm_up(self) -> None:
-        """Take the step a few times, in as many parts as the memory makes necessary."""
-        while True:
+        while self.graph is None:
             try:
-                side = torch.cuda.Stream()
-                side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):
-                    for _ in range(WARM_UP):
-                        self.body()
-                torch.cuda.current_stream().wait_stream(side)
-                return
-            except torch.cuda.OutOfMemoryError:
-                rows = max(len(buffer.inputs) for buffer in self.buffers)
+                self.graph = self.recorded(saved)
+            except Exception as error:
+                self.optimizer.restore(saved)
                 self.optimizer.zero_grad()
-                torch.cuda.empty_cache()
-                if 2 * self.accumulate > rows:
+                if not is_out_of_memory(error):
+                    raise CannotCapture(one_line(str(error))[:200] or type(error).__name__) from error
+                if 2 * self.accumulate > max(len(buffer.inputs) for buffer in self.buffers):
                     raise
                 self.accumulate *= 2
                 self.say(f"out of memory: the same step is now taken in {self.accumulate} parts, training.accumulate")
+            torch.cuda.empty_cache()  # out here, where nothing of a failed attempt is held any more
+
+    def recorded(self, saved: list[tuple[Tensor, Tensor]]) -> torch.cuda.CUDAGraph:
+        """The step as a graph, after it was taken a few times; `saved` is put back in between."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                self.body()
+        torch.cuda.current_stream().wait_stream(side)
+        self.optimizer.restore(saved)
+        self.optimizer.zero_grad()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self.loss, self.norm, self.means = self.body()
+        return graph
 
     def body(self) -> tuple[Tensor, Tensor, Tensor]:
         """What is captured: from the buffers to the updated weights. Returns the loss, the norm of the gradient and

@@ -64,7 +64,7 @@ class Layout:
         return engines.build(self.model, streams, optimizer, seed, precision, settings, say)
 
     def describe_engine(self, settings: Any, device: torch.device) -> str:
-        return engines.choose(settings, device)[2]
+        return engines.choose(settings, device, self.model)[1]
 
     def evaluate(self, task: Task) -> dict[str, Any]:
         """The model's scores; every process gets all of them."""
@@ -113,6 +113,7 @@ class Replicated(Several):
             model,
             device_ids=[device] if device.type == "cuda" else None,
             gradient_as_bucket_view=True,
+            broadcast_buffers=False,  # they never change
         )
         self.forward.register_comm_hook(None, lambda state, bucket: summed(bucket))
 
@@ -209,9 +210,9 @@ class Together(Engine):
         with during("optimizer"):
             optimizer.step_unless_infinite(norm)
             optimizer.zero_grad()
-        means = ranks.total(sums) / torch.tensor(learned, device=device)
-        loss = (means * torch.tensor([stream.weight for stream in streams], device=device)).sum()
-        losses = {stream.name: mean for stream, mean in zip(streams, means.unbind(), strict=True)}
+        means = [total / count for total, count in zip(ranks.total(sums).unbind(), learned, strict=True)]
+        loss = torch.stack([stream.weight * mean for stream, mean in zip(streams, means, strict=True)]).sum()
+        losses = {stream.name: mean for stream, mean in zip(streams, means, strict=True)}
         positions = int(ranks.total(torch.tensor(sum(piece.inputs.numel() for _, piece in pieces))))
         return Outcome(int(counts[:, 0].sum()), positions, loss, norm, losses)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from headway.models import Model
+from headway.nn import short
 from headway.training.captured import CannotCapture, Captured
 from headway.training.engine import Engine, Outcome, Plain
 from headway.training.optimizer import Optimizer
@@ -22,19 +23,22 @@ class FirstThatWorks(Engine):
 
     def __init__(self, choices: Sequence[tuple[str, Callable[[], Engine]]], say: Callable[[str], None]) -> None:
         (_, make), *self.others = choices
-        self.engine = make()
+        self.engine: Engine | None = make()
         self.say = say
 
     def step(self, step: int, rate: float) -> Outcome:
         while True:
             try:
+                assert self.engine is not None
                 return self.engine.step(step, rate)
             except CannotCapture as error:
                 if not self.others:
                     raise
-                (how, make), *self.others = self.others
-                self.say(f"the step could not be made faster as planned ({error}); {how} instead")
-                self.engine = make()
+                wrong = str(error)
+            self.engine = None  # what it holds is free before the next one is made
+            (how, make), *self.others = self.others
+            self.say(f"the step could not be made faster as planned ({wrong}); {how} instead")
+            self.engine = make()
 
 
 def build(
@@ -54,25 +58,31 @@ def build(
     def plain() -> Engine:
         return Plain(model, streams, optimizer, seed, precision, settings.clip, settings.accumulate)
 
+    device = next(model.parameters()).device
+    if device.type == "cuda":
+        short.try_out(device, say)
     choices: list[tuple[str, Callable[[], Engine]]] = [
         ("compiled and captured", lambda: captured(True)),
         ("captured without compiling", lambda: captured(False)),
         ("operation by operation", plain),
     ]
-    wanted = choose(settings, next(model.parameters()).device)
-    return FirstThatWorks(choices[2 - wanted[0] - wanted[1] :], say)
+    return FirstThatWorks(choices[choose(settings, device, model)[0] :], say)
 
 
-def choose(settings: Any, device: torch.device) -> tuple[bool, bool, str]:
-    """(capture the step, compile it, why)."""
+def choose(settings: Any, device: torch.device, model: Model) -> tuple[int, str]:
+    """(0: compile and capture the step, 1: capture it, 2: neither; and why)."""
     if device.type != "cuda":
-        return False, False, "operation by operation"
-    if settings.engine == "plain":
-        return False, False, "operation by operation, as asked"
-    if settings.engine == "graph":
-        return True, False, "captured without compiling, as asked"
-    if settings.engine == "compiled":
-        return True, True, "compiled and captured, as asked"
+        asked = settings.engine in ("graph", "compiled")
+        return 2, "operation by operation" + (f"; {settings.engine} is for CUDA GPUs" if asked else "")
+    asked_for = {
+        "plain": (2, "operation by operation, as asked"),
+        "graph": (1, "captured without compiling, as asked"),
+        "compiled": (0, "compiled and captured, as asked"),
+    }
+    if settings.engine in asked_for:
+        return asked_for[settings.engine]
+    if not model.compiles:
+        return 1, "captured; compiling would write out every step of a row"
     if settings.steps < PAYS_FROM:
-        return True, False, f"captured; fewer than {PAYS_FROM:,} steps do not pay for compiling"
-    return True, True, f"compiled and captured, which pays from {PAYS_FROM:,} steps on"
+        return 1, f"captured; fewer than {PAYS_FROM:,} steps do not pay for compiling"
+    return 0, f"compiled and captured, which pays from {PAYS_FROM:,} steps on"

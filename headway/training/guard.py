@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 
+import torch
+
 from headway.errors import Quit
 from headway.training.engine import Outcome
 from headway.training.streams import Stream
@@ -58,6 +60,26 @@ def describe_rows(streams: Sequence[Stream], step: int) -> str:
             more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
             parts.append(f"{stream.name} {', '.join(map(str, rows[:SHOWN]))}{more}")
     return "; ".join(parts)
+
+
+class Unseen:
+    """Steps whose loss or gradient was no number, counted on the device between two looks at it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.count = torch.zeros((), dtype=torch.long, device=device)
+        self.last = torch.zeros((), dtype=torch.long, device=device)
+
+    def see(self, done: Outcome, step: int, scaled: bool) -> None:
+        """With a loss scale, only the loss tells: a gradient may overflow, and the scale is lowered."""
+        bad = ~done.loss.isfinite() if scaled else ~(done.loss.isfinite() & done.norm.isfinite())
+        self.count += bad
+        self.last = torch.where(bad, step, self.last)
+
+    def take(self) -> tuple[int, int]:
+        """(how many since the last time, the last of them); waits for the device."""
+        found = int(self.count), int(self.last)
+        self.count.zero_()
+        return found
 
 
 class Spikes:

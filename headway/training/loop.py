@@ -34,6 +34,7 @@ from headway.training.guard import (
     BAD_STEPS,
     IN_A_ROW,
     Spikes,
+    Unseen,
     describe_rows,
     interruptible,
     is_finite,
@@ -144,6 +145,7 @@ class Plan:
     streams: Sequence[Stream]
     spikes: Spikes
     at_hand: bool  # loss and gradient can be looked at without waiting for a device
+    unseen: Unseen  # what happened in steps that were not looked at
     meter: Meter
 
 
@@ -235,7 +237,10 @@ class Trainer:
                 last = state.step + 1 == stage.end
                 logged = due(settings.log_every, step + 1) or last
                 if plan.at_hand or logged:
+                    self.look_back(stage, plan)
                     logged = self.look(stage, plan, step, done) and logged
+                else:
+                    plan.unseen.see(done, step, plan.optimizer.scale is not None)
                 state.step += 1
                 state.tokens += done.tokens
                 meter.add(done)
@@ -306,6 +311,20 @@ class Trainer:
             self.report.say(f"{stage.name}: {what}; passed over, {state.skipped} so far; its rows are {rows}")
         return False
 
+    def look_back(self, stage: Stage, plan: Plan) -> None:
+        """What became of the steps that nobody waited for, since the last look."""
+        if plan.at_hand:
+            return
+        count, last = plan.unseen.take()
+        if not count:
+            return
+        steps = f"{count} step{'s' if count > 1 else ''} since the last line"
+        what = f"{steps} had a loss or gradient that is no number, the last of them step {stage.begin + last + 1:,}"
+        if stage.settings.bad_steps == "stop" or count >= IN_A_ROW:
+            self.give_up(stage, plan, last, what)
+        self.state.skipped += count
+        self.report.say(f"{stage.name}: {what}; passed over, {self.state.skipped} so far")
+
     def give_up(self, stage: Stage, plan: Plan, step: int, what: str) -> NoReturn:
         """Save the weights as the last good step left them, and say which rows were the next."""
         settings, state = stage.settings, self.state
@@ -351,7 +370,8 @@ class Trainer:
         settings, task = stage.settings, stage.task
         device = next(self.model.parameters()).device
         precision, why = devices.choose_precision(device, settings.precision, self.model.settings.width)
-        how = f", {self.layout.describe_engine(settings, device)}" if device.type == "cuda" else ""
+        described = device.type == "cuda" or settings.engine not in ("auto", "plain")
+        how = f", {self.layout.describe_engine(settings, device)}" if described else ""
         self.report.say(
             f"{stage.name}: {settings.steps:,} steps of {settings.batch_size} rows, {dtype(precision)} ({why}){how}"
         )
@@ -368,7 +388,7 @@ class Trainer:
         rate = rate_of(settings, streams[0].order, task.block)
         costs, peak = Costs(self.layout.at_hand(), streams), peak_flops(device, precision)
         meter = Meter(self.state, costs, peak and peak * self.ranks.size, device)
-        return Plan(engine, rate, optimizer, streams, spikes, device.type == "cpu", meter)
+        return Plan(engine, rate, optimizer, streams, spikes, device.type == "cpu", Unseen(device), meter)
 
     def evaluate(self, stage: Stage) -> tuple[bool, bool]:
         """Score the model and remember the best: (is this the best so far, is it time to stop early)."""

@@ -45,7 +45,7 @@ class BatchedMuon(torch.optim.Optimizer):
         rate, momentum = group["lr"], group["momentum"]
         for shape, matrices in self.shapes.items():
             buffers = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
-            gradients = torch.stack([matrix.grad for matrix in matrices])  # type: ignore[misc]
+            gradients = torch.stack([torch.zeros_like(each) if each.grad is None else each.grad for each in matrices])
             share: float | Tensor = 1.0 - momentum
             if self.found_inf is not None:
                 gradients = gradients.masked_fill(self.found_inf > 0, 0.0)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.models import Model
+from headway.nn import Recurrent
 from headway.training.loss_scale import LossScale
 from headway.training.muon import BatchedMuon, ShardedMuon
 from headway.training.sharded import is_sharded
@@ -80,10 +81,10 @@ class Optimizer:
             part.step()
 
     def snapshot(self) -> list[tuple[Tensor, Tensor]]:
-        """Weights and state as they are, with copies of them, for `restore`."""
+        """Weights and state as they are, with copies of them on the CPU, for `restore`."""
         tensors = [*self.names, *(value for part in self.parts for _, value in tensors_of(part))]
         tensors += self.scale.tensors().values() if self.scale is not None else ()
-        return [(tensor, tensor.detach().clone()) for tensor in tensors]
+        return [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in tensors]
 
     @torch.no_grad()
     def restore(self, saved: list[tuple[Tensor, Tensor]]) -> None:
@@ -151,7 +152,7 @@ def build_optimizer(model: Model, settings: Any, precision: torch.dtype = torch.
     """The optimizer that `[training]` asks for, to train at `precision`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     if settings.decay == "matrices":
-        linear = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
+        linear = {weight for module in model.modules() for weight in matrices_of(module)}
         pulled = linear - {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     else:
         pulled = {parameter for parameter, name in names.items() if not name.endswith("bias")}
@@ -179,6 +180,13 @@ def build_optimizer(model: Model, settings: Any, precision: torch.dtype = torch.
         )
     )
     return Optimizer(parts, names, LossScale(device) if precision == torch.float16 else None)
+
+
+def matrices_of(module: nn.Module) -> list[Tensor]:
+    """What a module multiplies by, where it is a linear or a recurrent layer."""
+    if not isinstance(module, nn.Linear | Recurrent):
+        return []
+    return [parameter for parameter in module.parameters(recurse=False) if parameter.dim() == 2]
 
 
 def muon(matrices: list[Tensor], rate: float, decay: float) -> torch.optim.Optimizer:

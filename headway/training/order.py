@@ -27,7 +27,7 @@ class Shuffled:
 
     def __init__(self, examples: int, batch_size: int, seed: int) -> None:
         self.examples, self.batch_size, self.seed = examples, batch_size, seed
-        self.epoch, self.permutation = -1, torch.empty(0, dtype=torch.long)
+        self.last = (-1, torch.empty(0, dtype=torch.long))  # an epoch and its order; set as one, for several threads
 
     def rows(self, step: int) -> Tensor:
         begin = step * self.batch_size
@@ -47,10 +47,11 @@ class Shuffled:
         return self.order(epoch)[begin:end]
 
     def order(self, epoch: int) -> Tensor:
-        if epoch != self.epoch:
-            self.permutation = torch.randperm(self.examples, generator=generator(self.seed, "epoch", epoch))
-            self.epoch = epoch
-        return self.permutation
+        known, order = self.last
+        if epoch != known:
+            order = torch.randperm(self.examples, generator=generator(self.seed, "epoch", epoch))
+            self.last = (epoch, order)
+        return order
 
     def rows_through(self, step: int) -> int:
         return (step + 1) * self.batch_size

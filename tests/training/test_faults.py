@@ -302,33 +302,6 @@ def test_ten_bad_steps_in_a_row_are_enough(
             headway.train(run_file, tmp_path / "run", sets, resume=True)
 
 
-@pytest.mark.parametrize(("bad", "seen"), [(1, False), (4, True)])
-def test_where_a_device_computes_only_logged_steps_are_looked_at(
-    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int, seen: bool
-) -> None:
-    """To look is to wait for it. A bad step changed no weight there either, seen or not."""
-    plain, looked = Trainer.plan, []
-
-    def plan(self: Trainer, stage: Stage) -> Plan:
-        return replace(plain(self, stage), at_hand=False)
-
-    def is_finite(done: Outcome) -> bool:
-        looked.append(done)
-        return math.isfinite(float(done.loss))
-
-    monkeypatch.setattr(Trainer, "plan", plan)
-    monkeypatch.setattr("headway.training.loop.is_finite", is_finite)
-    Spoilt(monkeypatch, {bad})
-    sets = ["pretraining.training.steps=0", "training.log_every=5", "training.checkpoint_every=0"]
-    if seen:
-        with pytest.raises(UserError, match=r"at step 5 .* from before it \(step 4\)"):
-            headway.train(run_file, tmp_path / "run", sets)
-    else:
-        assert headway.train(run_file, tmp_path / "run", sets).state.step == 5
-    assert len(looked) == 1
-    assert all(tensor.isfinite().all() for tensor in final_weights(tmp_path / "run").values())
-
-
 # ---- spikes
 
 
@@ -651,3 +624,21 @@ def test_every_record_is_json_that_any_reader_takes(run_file: Path, tmp_path: Pa
 
     for line in (run.path / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=refuse)
+
+
+def test_steps_that_nobody_waited_for_are_counted(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a step is looked at when a line is due; what was no number in between ends the run then, or counts."""
+    plan = Trainer.plan
+
+    def far_away(self: Trainer, stage: Stage) -> Plan:
+        made = plan(self, stage)
+        made.at_hand = False
+        return made
+
+    monkeypatch.setattr(Trainer, "plan", far_away)
+    Spoilt(monkeypatch, {1, 2}, gradient=NAN)
+    sets = ["training.log_every=5", "training.evaluate_every=0"]
+    with pytest.raises(UserError, match=r"2 steps since the last line .* the last of them step 9"):
+        headway.train(run_file, run_file.parent / "stopped", sets)
+    run = headway.train(run_file, run_file.parent / "skipped", [*sets, "training.bad_steps=skip"])
+    assert run.state.skipped == 2

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -105,7 +106,21 @@ def of_environment() -> Ranks:
 def job() -> str:
     """What names the call of torchrun that started this process, and stays the same when it restarts; else empty."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    return f"{platform.node()}-{os.getppid()}" if name == "none" else name  # "none": it was given no name
+    if name != "none":
+        return name
+    parent = os.getppid()  # torchrun itself, which was given no name
+    return f"{platform.node()}-{parent}-{start_of(parent)}"
+
+
+def start_of(process: int) -> str:
+    """When it started, in ticks since the machine did; empty where the system does not tell.
+
+    Containers use the same numbers of processes again and again, but never start one of them twice at the same tick.
+    """
+    with suppress(OSError):
+        fields = Path(f"/proc/{process}/stat").read_text("utf-8", errors="replace")
+        return fields.rpartition(")")[2].split()[19]  # the 22nd; the second, a name in brackets, may have blanks in it
+    return ""
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import pytest
 
 import headway
 from headway import ranks
+from headway.cli import run_command
 from headway.errors import RunError
 
 proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell when a process began")
@@ -62,3 +63,41 @@ def test_a_finished_run_belongs_to_no_job(run_file: Path, tmp_path: Path, monkey
     assert run.state.done and set(signed) == {"notes-1"}  # while it trained
     with pytest.raises(RunError, match="exists already"):
         headway.train(run_file, tmp_path / "run", sets)
+
+
+WHOLE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        ({"RANK": "a"}, "RANK=a: must be a whole number"),
+        ({"RANK": "-1"}, "RANK=-1: must be a whole number"),
+        ({"RANK": "2"}, "RANK=2: must be less than WORLD_SIZE (2)"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two: must be a whole number"),
+        ({"LOCAL_RANK": "0.5"}, "LOCAL_RANK=0.5: must be a whole number"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR: is not set"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT: is not set"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT=http: must be a whole number"),
+    ],
+)
+def test_a_variable_that_cannot_be_is_named(
+    change: dict[str, str],
+    shown: str,
+    run_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in {**WHOLE, **change}.items():
+        monkeypatch.setenv(name, value)
+    assert run_command(["train", str(run_file), "--out", str(run_file.parent / "run")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"headway: {shown}") and "torchrun" in said
+
+
+def test_one_process_of_torchrun_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with ranks.joined() as found:
+        assert found == ranks.ALONE

@@ -4,7 +4,7 @@
              + working copies      ddp: 2P in bfloat16;   fsdp: the root and two blocks put together, one's gradient,
                                    and with several pieces the whole gradient, 4P, which is exchanged after the last
              + tokens · (activation · layers · width + logits · vocabulary)          tokens of the largest piece
-    compute  Σ tokens · (6 P' + 6 · layers · width · T) / rate + layer · layers · pieces + update · P      Σ over streams
+    compute  Σ tokens · (6 P' + 6 · layers · width · T) / rate + layer · layers · pieces + update · P    Σ over streams
     network  ddp:  2 · 4P · (N − 1)/N                      an all-reduce of float32 gradients
              fsdp: (2b + 4) · P · (N − 1)/N                two all-gathers of weights of b bytes, one reduce-scatter
     step     overlapped: the larger of both;  not overlapped: their sum

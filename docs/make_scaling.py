@@ -28,7 +28,7 @@ def tables() -> str:
             full = f"{command} --machine {shlex.quote(name)}"
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
-                run_command(shlex.split(full)[1:])
+                run_command([*shlex.split(full)[1:], "--markdown"])
             facts, rows = printed.getvalue().split("\n\n")
             lines = "\n".join(f"{line}  " for line in facts.splitlines())
             parts.append(f"```sh\n{full}\n```\n{lines.rstrip()}\n\n{rows}")

@@ -156,12 +156,15 @@ def scale(
     machine: Annotated[str, typer.Option(help="A machine that was measured; without it, the fastest of them.")] = "",
     within: Annotated[float, typer.Option(min=1e-3, help="GB/s between devices of a machine (assumed).")] = 450.0,
     interconnect: Annotated[float, typer.Option(min=1e-3, help="GB/s between machines (assumed).")] = 50.0,
-    vocabulary: Annotated[int, typer.Option(min=0, help="Tokens; 0: tokenizer.size, or 256.")] = 0,
+    vocabulary: Annotated[
+        int, typer.Option(min=0, help="Tokens; 0: those of the run's tokenizer, else tokenizer.size, else 256.")
+    ] = 0,
+    markdown: Annotated[bool, typer.Option("--markdown", help="One table in Markdown.")] = False,
 ) -> None:
     """The memory and time that a training step would take on many devices."""
     from headway.commands import scale_command
 
-    scale_command(source, sets or [], gpus, machine, within, interconnect, vocabulary)
+    scale_command(source, sets or [], gpus, machine, within, interconnect, vocabulary, markdown)
 
 
 @app.command()

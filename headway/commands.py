@@ -21,10 +21,11 @@ from headway.generation import Sampling
 from headway.ranks import joined, of_environment
 from headway.run import Run, load, own_directory, train
 from headway.tasks import LanguageModelling, QuestionAnswering, SequenceToSequence
-from headway.text import read_documents, read_pairs
+from headway.text import load_tokenizer, read_documents, read_pairs
 from headway.training.tensorboard import TensorBoard
 
 TOGETHER = 256  # lines that are translated at once
+ASSUMED_TOKENS = 256  # where nothing says how many a vocabulary has
 
 
 def list_recipes() -> None:
@@ -227,7 +228,14 @@ def compare_command(paths: list[Path], out: Path) -> None:
 
 
 def scale_command(
-    source: str, sets: list[str], devices: str, machine: str, within: float, between: float, vocabulary: int
+    source: str,
+    sets: list[str],
+    devices: str,
+    machine: str,
+    within: float,
+    between: float,
+    vocabulary: int,
+    markdown: bool,
 ) -> None:
     """Print what the last stage of a run needs on each number of devices."""
     from headway.training import scaling
@@ -242,19 +250,36 @@ def scale_command(
     known = scaling.machines()
     name = machine or max(known, key=lambda each: known[each].rate)
     measured = scaling.find_machine(name)
-    tokens = vocabulary or settings.tokenizer.size or 256
+    known_tokens = vocabulary or tokens_of_run(Path(source)) or settings.tokenizer.size
+    tokens = known_tokens or ASSUMED_TOKENS
     model = scaling.blank(settings.model, tokens)
     training = settings.training
-    work = scaling.Work(training.batch_size, settings.model.block, max(1, training.accumulate), training.optimizer)
+    block = settings.model.block
+    sides = {name: side.stream for name, side in settings.streams.items()}
+    beside = tuple((side.rows, min(side.length or block, block)) for side in sides.values())
+    work = scaling.Work(training.batch_size, block, max(1, training.accumulate), training.optimizer, beside)
+    shares = ", ".join(
+        f"{rows:,} rows of {length:,} tokens{name}"
+        for name, (rows, length) in zip(["", *(f" ({name})" for name in sides)], work.streams, strict=True)
+    )
+    unknown = "" if known_tokens else f", {tokens} tokens in the vocabulary (tokenizer.size is not set; --vocabulary)"
+    no_gpu = "\nThis device is a CPU: these are not the figures of GPUs." if measured.is_cpu else ""
     count = sum(parameter.numel() for parameter in model.parameters())
     print(
         f"{settings.name}: {count:,} parameters with {tokens:,} tokens in the vocabulary; a step has "
-        f"{work.rows:,} rows of {work.length:,} tokens, shared by all devices\n"
+        f"{shares}, shared by all devices\n"
         f"device: {name}, {measured.memory / 1e9:.0f} GB; measured by {measured.measured}\n"
-        f"assumed: {within:g} GB/s between devices of a machine of 8, {between:g} GB/s between machines\n"
+        f"assumed: {within:g} GB/s between devices of a machine of 8, {between:g} GB/s between machines{unknown}"
+        f"{no_gpu}\n"
     )
-    for line in scaling.table(model, work, measured, scaling.Network(1e9 * within, 1e9 * between), sizes):
-        print(line)
+    rows = list(scaling.rows_of(model, work, measured, scaling.Network(1e9 * within, 1e9 * between), sizes))
+    print(scaling.markdown(rows) if markdown else scaling.aligned(rows))
+
+
+def tokens_of_run(path: Path) -> int:
+    """How many tokens the tokenizer of a run knows; 0 where the path is no run directory, nor the run file in one."""
+    file = (path.parent if path.name == "run.toml" else path) / "tokenizer.json"
+    return len(load_tokenizer(file)) if file.is_file() else 0
 
 
 def data_list_command() -> None:

@@ -26,16 +26,35 @@ class Progress:
         pass
 
 
+spent_aside = 0.0  # seconds that no progress counts
+
+
+def working_time() -> float:
+    """A clock in seconds, which stands still inside `uncounted`."""
+    return time.monotonic() - spent_aside
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """What happens inside is no part of the work whose progress is shown."""
+    global spent_aside  # noqa: PLW0603 - one process shows one progress
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        spent_aside += time.monotonic() - began
+
+
 class Estimate:
     """How long the rest of `total` will take, at the pace of the last half minute or of the last two updates."""
 
     def __init__(self, total: int, done: int, window: float = 30.0) -> None:
         self.total, self.window = total, window
-        self.began = time.monotonic()
+        self.began = working_time()
         self.marks = deque([(self.began, done)])
 
     def update(self, done: int) -> None:
-        now = time.monotonic()
+        now = working_time()
         self.marks.append((now, done))
         while now - self.marks[1][0] >= self.window:
             self.marks.popleft()

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -28,6 +29,7 @@ from torch import Tensor
 from headway.errors import RunError, UserError
 
 T = TypeVar("T")
+WAY = "torchrun sets it: start with torchrun, or unset RANK and WORLD_SIZE to train in one process"
 GONE = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket closed", "remote process")
 
 
@@ -98,14 +100,42 @@ ALONE = Ranks()
 
 def of_environment() -> Ranks:
     """This process by the variables that torchrun sets; alone where there are none."""
-    rank, size, local = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    return Ranks(int(rank), int(size), int(local or rank)) if rank and size else ALONE
+    if not os.environ.get("RANK") or not os.environ.get("WORLD_SIZE"):
+        return ALONE
+    rank, size = number_in("RANK"), number_in("WORLD_SIZE")
+    if rank >= size:
+        raise UserError(f"RANK={rank}: must be less than WORLD_SIZE ({size}); {WAY}")
+    return Ranks(rank, size, number_in("LOCAL_RANK") if os.environ.get("LOCAL_RANK") else rank)
+
+
+def number_in(name: str) -> int:
+    """The number in a variable of the environment."""
+    text = os.environ.get(name, "")
+    if not text:
+        raise UserError(f"{name}: is not set, although WORLD_SIZE says that there are several processes; {WAY}")
+    if not (text.isascii() and text.isdigit()):
+        raise UserError(f"{name}={text}: must be a whole number, 0 or more; {WAY}")
+    return int(text)
 
 
 def job() -> str:
     """What names the call of torchrun that started this process, and stays the same when it restarts; else empty."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    return f"{platform.node()}-{os.getppid()}" if name == "none" else name  # "none": it was given no name
+    if name != "none":
+        return name
+    parent = os.getppid()  # torchrun itself, which was given no name
+    return f"{platform.node()}-{parent}-{start_of(parent)}"
+
+
+def start_of(process: int) -> str:
+    """When it started, in ticks since the machine did; empty where the system does not tell.
+
+    Containers use the same numbers of processes again and again, but never start one of them twice at the same tick.
+    """
+    with suppress(OSError):
+        fields = Path(f"/proc/{process}/stat").read_text("utf-8", errors="replace")
+        return fields.rpartition(")")[2].split()[19]  # the 22nd; the second, a name in brackets, may have blanks in it
+    return ""
 
 
 @contextmanager
@@ -118,6 +148,9 @@ def joined() -> Iterator[Ranks]:
     if ranks.size == 1 or dist.is_initialized():
         yield ranks
         return
+    if not os.environ.get("MASTER_ADDR"):
+        raise UserError(f"MASTER_ADDR: is not set, although WORLD_SIZE is {ranks.size}; {WAY}")
+    number_in("MASTER_PORT")
     if torch.cuda.is_available() and ranks.local < torch.cuda.device_count():
         torch.cuda.set_device(ranks.local)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
@@ -175,7 +208,7 @@ def has_lost_another(error: BaseException) -> bool:
 
 def leave(code: int) -> NoReturn:
     """End the process. One of several ends at once: threads of torch's that are still there could abort it."""
-    if of_environment().size == 1:
+    if os.environ.get("WORLD_SIZE", "1") == "1":
         sys.exit(code)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -139,7 +139,11 @@ def train(
             report, watch = Reporter(), lambda record: None
         train_in(directory, settings, resume, report or Reporter(), watch, accept_changes, profile, ranks)
         ranks.wait()
-        return Run(directory, devices.choose_device(settings.training.device)[0].type)
+        run = Run(directory, devices.choose_device(settings.training.device)[0].type)
+        ranks.wait()  # until here, torchrun may start them again
+        if ranks.leads:
+            (directory / JOB).unlink(missing_ok=True)
+        return run
 
 
 def train_in(

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import headway
 from headway import console
-from headway.console import Estimate, Lines, Terminal, describe, numbers, reporter
+from headway.console import Estimate, Lines, Terminal, describe, numbers, reporter, uncounted
 
 RECORD = {"stage": "training", "step": 1240, "loss": 2.34567, "learning_rate": 6e-4, "tokens_per_second": 1234567.8}
 FACTS = ("loss 2.3457", "rate 6.00e-04", "1,234,568 tokens/s")
@@ -71,6 +71,16 @@ def test_a_change_of_pace_counts_after_the_window(clock: Clock) -> None:
         clock.now += 1.0
         estimate.update(done)
     assert estimate.words() == f"{console.clock((100_000 - 1010) / 10)} left"
+
+
+def test_what_is_uncounted_changes_no_estimate(clock: Clock) -> None:
+    estimate = Estimate(total=30, done=0)
+    for done in (10, 20, 30):
+        clock.now += 5
+        with uncounted():
+            clock.now += 1000
+        estimate.update(done)
+        assert estimate.words() == ("in 0:15" if done == 30 else f"0:{(30 - done) // 2:02d} left")
 
 
 def test_what_is_done_says_how_long_it_took_and_a_clock_that_goes_back_does_no_harm(clock: Clock) -> None:

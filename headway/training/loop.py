@@ -216,7 +216,7 @@ class Trainer:
             for stage in left:
                 self.fit(stage, interrupted, profile)
             self.writer.wait()
-            if self.state.step not in self.checkpoints.steps():  # a run of no steps
+            if self.ranks.led(lambda: self.state.step not in self.checkpoints.steps()):  # a run of no steps
                 self.state.done = True
                 self.writer.save(self.model, None, self.state, self.stages[-1].settings.keep)
         return self.state

@@ -23,7 +23,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from headway.console import Reporter
+from headway.console import Reporter, uncounted
 from headway.files import write_bytes, write_text
 from headway.training import device as devices
 from headway.training.parts import PREFIX, watching
@@ -32,6 +32,7 @@ SKIP = 10  # steps before the window
 STEPS = 20  # steps in it
 TOP = 20  # operators or kernels that are shown
 HEAD = 20  # lines of the table that are said
+BESIDE = ("checkpoints", "evaluation")  # parts that come between steps
 
 KINDS = {  # of kernels, by their names; the first that fits
     "attention": r"flash|fmha|attention|attn|sdp",
@@ -131,11 +132,18 @@ class Profile(Unprofiled):
         wait_for(self.device)
         seconds = time.perf_counter() - self.began
         profiler, self.profiler = self.profiler, None
-        self.open.close()
         steps, self.window = self.done - self.window.start, range(0)
         if not steps:
+            self.open.close()
             self.say("stopped before the first step to be looked at was done; nothing was written")
             return
+        self.report.say("writing the profile …")
+        with uncounted():
+            self.open.close()
+            self.write(profiler, steps, seconds)
+
+    def write(self, profiler: Any, steps: int, seconds: float) -> None:
+        """The table and the trace of so many steps, which took so many seconds."""
         first = f"{self.stage}, steps {self.last - steps + 1:,} to {self.last:,}, on {devices.describe(self.device)}"
         lines = [first, devices.describe_machine(), "", *table(profiler, steps, seconds)]
         text, trace = self.directory / "profile.txt", self.directory / "profile.json.gz"
@@ -159,24 +167,30 @@ def wait_for(device: torch.device) -> None:
 
 
 def table(profiler: Any, steps: int, seconds: float) -> list[str]:
-    """What `seconds` of so many steps were spent on, in lines."""
-    averages = profiler.key_averages()
-    kernels = [each for each in profiler.events() if is_kernel(each)]
-    lines = [f"{1e3 * seconds / steps:.2f} ms a step, {steps} steps, {seconds:.2f} s (a profile itself takes time)", ""]
-    lines += parts_table(averages, steps, seconds, bool(kernels))
-    if kernels:
-        lines += ["", *kernels_table(kernels, steps, seconds)]
-    else:
-        lines += ["", *operators_table(averages, steps, seconds)]
+    """What `seconds` of so many steps were spent on, in lines. What came between the steps is shown beside them."""
+    parts: dict[str, list[tuple[float, float]]] = {}  # when each began and ended
+    for each in profiler.events():
+        if each.name.startswith(PREFIX) and each.device_type == DeviceType.CPU:
+            parts.setdefault(each.name.removeprefix(PREFIX), []).append((each.time_range.start, each.time_range.end))
+    beside = {name: parts.pop(name) for name in BESIDE if name in parts}
+    between = [span for spans in beside.values() for span in spans]
+    seconds -= covered(between) / 1e6
+    events = [each for each in profiler.events() if not begins_in(each, between)]
+    kernels = [each for each in events if is_kernel(each)]
+    lines = [f"{1e3 * seconds / steps:.2f} ms a step, {steps} steps, {seconds:.2f} s (a profile itself takes time)"]
+    lines += [f"not counted, between steps: {name} {covered(spans) / 1e6:.2f} s" for name, spans in beside.items()]
+    took = {name: sum(end - begin for begin, end in spans) / 1e6 for name, spans in parts.items()}
+    lines += ["", *parts_table(took, steps, seconds, bool(kernels)), ""]
+    lines += kernels_table(kernels, steps, seconds) if kernels else operators_table(events, steps, seconds)
     return lines
 
 
-def parts_table(averages: Iterable[Any], steps: int, seconds: float, on_device: bool) -> list[str]:
-    found = {
-        each.key.removeprefix(PREFIX): each.cpu_time_total / 1e6
-        for each in averages
-        if each.key.startswith(PREFIX) and each.device_type == DeviceType.CPU
-    }
+def begins_in(event: Any, spans: Iterable[tuple[float, float]]) -> bool:
+    return any(begin <= event.time_range.start < end for begin, end in spans)
+
+
+def parts_table(found: dict[str, float], steps: int, seconds: float, on_device: bool) -> list[str]:
+    """The seconds of each part, and what is left."""
     found["other: Python, logging, waiting"] = max(0.0, seconds - sum(found.values()))
     lines = [f"{'part of the step':40}{'ms a step':>12}{'share':>9}"]
     for name, time_in in sorted(found.items(), key=lambda pair: -pair[1]):
@@ -190,31 +204,34 @@ def parts_table(averages: Iterable[Any], steps: int, seconds: float, on_device: 
     return lines
 
 
-def operators_table(averages: Iterable[Any], steps: int, seconds: float) -> list[str]:
-    rows = [(each.key, each.count, each.self_cpu_time_total / 1e6) for each in averages if not is_range(each)]
-    return ["operators, each without those it calls:", *top(rows, steps, seconds)]
+def operators_table(events: Iterable[Any], steps: int, seconds: float) -> list[str]:
+    sums = summed((each.name, each.self_cpu_time_total / 1e6) for each in events if not is_range(each))
+    return ["operators, each without those it calls:", *top(sums, steps, seconds)]
 
 
 def kernels_table(kernels: Sequence[Any], steps: int, seconds: float) -> list[str]:
     """How busy the device was, with what kinds of kernels, and with which."""
-    sums: dict[str, tuple[int, float]] = {}
-    kinds: dict[str, tuple[int, float]] = {}
-    for each in kernels:
-        took = each.time_range.elapsed_us() / 1e6
-        for name, group in ((each.name, sums), (kind_of(each.name), kinds)):
-            count, total = group.get(name, (0, 0.0))
-            group[name] = count + 1, total + took
+    times = [(each.name, each.time_range.elapsed_us() / 1e6) for each in kernels]
     busy = covered((each.time_range.start, each.time_range.end) for each in kernels) / 1e6
     return [
         f"the device was busy for {1e3 * busy / steps:.2f} of {1e3 * seconds / steps:.2f} ms a step "
         f"({busy / seconds:.1%})",
         "",
         "kernels by kind:",
-        *top(((name, *pair) for name, pair in kinds.items()), steps, seconds),
+        *top(summed((kind_of(name), took) for name, took in times), steps, seconds),
         "",
         "kernels:",
-        *top(((name, *pair) for name, pair in sums.items()), steps, seconds),
+        *top(summed(times), steps, seconds),
     ]
+
+
+def summed(times: Iterable[tuple[str, float]]) -> list[tuple[str, int, float]]:
+    """(name, how many, their sum) of (name, seconds)."""
+    sums: dict[str, tuple[int, float]] = {}
+    for name, took in times:
+        count, total = sums.get(name, (0, 0.0))
+        sums[name] = count + 1, total + took
+    return [(name, *pair) for name, pair in sums.items()]
 
 
 def top(rows: Iterable[tuple[str, int, float]], steps: int, seconds: float) -> list[str]:
@@ -241,8 +258,7 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 def is_range(event: Any) -> bool:
     """Whether it is a name for a stretch of time, and no work of its own."""
-    name = getattr(event, "key", None) or event.name
-    return bool(getattr(event, "is_user_annotation", False)) or name.startswith((PREFIX, "Optimizer."))
+    return bool(getattr(event, "is_user_annotation", False)) or event.name.startswith((PREFIX, "Optimizer."))
 
 
 def is_kernel(event: Any) -> bool:

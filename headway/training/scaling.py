@@ -3,8 +3,8 @@
     memory   weights 4P, gradient 4P, AdamW 8P (Muon: 4 a matrix's entry)            bytes; sharded: each process's rows
              + working copies      ddp: 2P in bfloat16;   fsdp: the root and two blocks put together, one's gradient,
                                    and with several pieces the whole gradient, 4P, which is exchanged after the last
-             + tokens · (activation · layers · width + logits · vocabulary)          tokens of one piece
-    compute  tokens · (6 P' + 6 · layers · width · T) / rate + layer · layers · pieces + update · P
+             + tokens · (activation · layers · width + logits · vocabulary)          tokens of the largest piece
+    compute  Σ tokens · (6 P' + 6 · layers · width · T) / rate + layer · layers · pieces + update · P    Σ over streams
     network  ddp:  2 · 4P · (N − 1)/N                      an all-reduce of float32 gradients
              fsdp: (2b + 4) · P · (N − 1)/N                two all-gathers of weights of b bytes, one reduce-scatter
     step     overlapped: the larger of both;  not overlapped: their sum
@@ -17,7 +17,7 @@ where they are from. What one device cannot measure (`Network`) is assumed, and 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,10 @@ class Machine:
     bytes: int  # of a number in the matrix products: 2 for bfloat16, 4 for float32
     measured: str = ""  # by which command, where
 
+    @property
+    def is_cpu(self) -> bool:
+        return ", cpu (" in self.measured
+
 
 @dataclass(frozen=True)
 class Network:
@@ -64,8 +68,22 @@ class Work:
 
     rows: int
     length: int  # tokens a row
-    pieces: int = 1
+    pieces: int = 1  # that the rows of each stream are cut into
     optimizer: str = "adamw"
+    beside: tuple[tuple[int, int], ...] = ()  # (rows, length) of the streams beside the task
+
+    @property
+    def streams(self) -> tuple[tuple[int, int], ...]:
+        """(rows, length) of the task and of each stream; their gradients are computed one after the other."""
+        return ((self.rows, self.length), *self.beside)
+
+    @property
+    def all_pieces(self) -> int:
+        return self.pieces * len(self.streams)
+
+    @property
+    def tokens(self) -> int:
+        return sum(rows * length for rows, length in self.streams)
 
 
 @dataclass(frozen=True)
@@ -100,9 +118,15 @@ class Duration:
 
 
 def blank(settings: Any, vocabulary: int) -> CausalModel:
-    """The model without memory for its weights."""
+    """The model without memory for its weights; it must be one that continues text."""
     with torch.device("meta"):
-        return settings.build(vocabulary)
+        model = settings.build(vocabulary)
+    if not isinstance(model, CausalModel):
+        raise UserError(
+            f"model.kind = {settings.kind!r}: memory and time are modelled for gpt and perceiver, not for models that "
+            "read a source; train it for some steps, and the summary says its speed and memory on one device"
+        )
+    return model
 
 
 def held(parameters: Iterable[nn.Parameter], size: int) -> int:
@@ -123,10 +147,9 @@ def memory(model: CausalModel, work: Work, machine: Machine, size: int, sharded:
     working: float = low * held(parameters, 1)
     if sharded:
         block, root = block_and_root(model)
-        gradient = held(parameters, 1) if work.pieces > 1 else max(root, block)
+        gradient = held(parameters, 1) if work.all_pieces > 1 else max(root, block)
         working = machine.bytes * (root + 2 * block) + FLOAT * gradient
-    rows = -(-work.rows // size)
-    tokens = -(-rows // work.pieces) * work.length
+    tokens = max(-(-rows // (size * work.pieces)) * length for rows, length in work.streams)
     activations = tokens * (machine.activation * layers(model) * width(model) + machine.logits * vocabulary(model))
     return Memory(weights, weights, state, working, activations)
 
@@ -134,10 +157,9 @@ def memory(model: CausalModel, work: Work, machine: Machine, size: int, sharded:
 def duration(model: CausalModel, work: Work, machine: Machine, network: Network, size: int, sharded: bool) -> Duration:
     """How long one of `size` devices takes for a step."""
     count = held(model.parameters(), 1)
-    tokens = -(-work.rows // size) * work.length
     compute = (
-        operations(model, tokens, work.length) / machine.rate
-        + machine.layer * layers(model) * work.pieces
+        sum(operations(model, -(-rows // size) * length, length) for rows, length in work.streams) / machine.rate
+        + machine.layer * layers(model) * work.all_pieces
         + machine.update * (held(model.parameters(), size) if sharded else count)
     )
     moved = (2 * machine.bytes + FLOAT if sharded else 2 * FLOAT) * count * (size - 1) / size
@@ -182,18 +204,48 @@ def find_machine(name: str) -> Machine:
     return known[name]
 
 
-def table(model: CausalModel, work: Work, machine: Machine, network: Network, sizes: Iterable[int]) -> Iterator[str]:
-    """Lines of a Markdown table: memory in GB and milliseconds, for ddp and fsdp on each number of devices."""
-    head = ("devices", "parallel", "weights", "gradient", "optimizer", "working", "activations", "all, GB", "fits")
-    times = ("compute, ms", "network, ms", "step, ms", "not overlapped", "tokens/s")
-    yield "| " + " | ".join(head + times) + " |"
-    yield "|" + " ---: |" * len(head + times)
+MEMORY = ("weights", "gradient", "optimizer", "working", "activations", "all", "fits")
+TIME = ("compute, ms", "network, ms", "step, ms", "not overlapped", "tokens/s")
+
+
+def rows_of(
+    model: CausalModel, work: Work, machine: Machine, network: Network, sizes: Iterable[int]
+) -> Iterator[dict[str, str]]:
+    """The cells of a table by their columns, for ddp and fsdp on each number of devices."""
     for size in sizes:
         for parallel in ("ddp", "fsdp") if size > 1 else ("one",):
             need = memory(model, work, machine, size, parallel == "fsdp")
             time = duration(model, work, machine, network, size, parallel == "fsdp")
-            parts = [f"{each / 1e9:.2f}" for each in (*asdict(need).values(), need.total)]
-            shown = [f"{1e3 * each:.1f}" for each in (time.compute, time.network, time.overlapped, time.apart)]
-            speed = f"{work.rows * work.length / time.overlapped:,.0f}"
+            parts = [amount(each) for each in (*asdict(need).values(), need.total)]
             fits = "yes" if need.total < machine.memory else "no"
-            yield "| " + " | ".join([f"{size:,}", parallel, *parts, fits, *shown, speed]) + " |"
+            shown = [f"{1e3 * each:,.1f}" for each in (time.compute, time.network, time.overlapped, time.apart)]
+            speed = f"{work.tokens / time.overlapped:,.0f}"
+            yield {
+                "devices": f"{size:,}",
+                "parallel": parallel,
+                **dict(zip(MEMORY, [*parts, fits], strict=True)),
+                **dict(zip(TIME, [*shown, speed], strict=True)),
+            }
+
+
+def amount(count: float) -> str:
+    """Bytes in the largest unit that is not too coarse: 1.25 GB, 102.2 MB, 0.5 kB."""
+    unit, size = next(((name, size) for name, size in (("GB", 1e9), ("MB", 1e6)) if count >= size), ("kB", 1e3))
+    return f"{count / size:.{2 if unit == 'GB' else 1}f} {unit}" if count else "0"
+
+
+def markdown(rows: Sequence[dict[str, str]]) -> str:
+    """One table for a page."""
+    lines = [[*rows[0]], ["---:"] * len(rows[0]), *([*row.values()] for row in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def aligned(rows: Sequence[dict[str, str]]) -> str:
+    """Two tables for a terminal, memory and time."""
+    return "\n\n".join(columns(rows, ("devices", "parallel", *group)) for group in (MEMORY, TIME))
+
+
+def columns(rows: Sequence[dict[str, str]], names: Sequence[str]) -> str:
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
+    lines = [{name: name for name in names}, {name: "-" * widths[name] for name in names}, *rows]
+    return "\n".join("  ".join(line[name].rjust(widths[name]) for name in names) for line in lines)

@@ -15,8 +15,11 @@ import pytest
 import torch
 
 import headway
+from headway.console import Reporter
 from headway.errors import Interrupted
 from headway.ranks import ALONE, Ranks
+from headway.training.loop import Stage, Trainer, TrainingSettings
+from tests.conftest import tiny_gpt
 from tests.training.together import ADAMW, RUNS, SHORT, STOP
 from tests.training.torture import write_data
 
@@ -181,3 +184,16 @@ def test_shares_put_together_are_the_whole(size: int, count: int) -> None:
 def test_one_process_needs_no_others() -> None:
     assert ALONE.share([1, 2]) == [1, 2] == ALONE.gather([1, 2])
     assert ALONE.highest(3) == 3 == int(ALONE.total(torch.tensor(3))) == ALONE.led(lambda: 3)
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_whether_a_run_of_no_steps_is_saved_is_for_the_leading_process_to_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: bool
+) -> None:
+    """Whatever this process sees on its own disk: all of them must save, or none."""
+    run = Stage("training", None, TrainingSettings(steps=0), 0, True)  # type: ignore[arg-type]
+    monkeypatch.setattr(Ranks, "led", lambda self, work: missing)
+    trainer = Trainer(tiny_gpt(), [run], tmp_path, "", Reporter())
+    trainer.state.done = True
+    trainer.run()
+    assert bool(trainer.checkpoints.steps()) == missing

@@ -18,7 +18,7 @@ from headway.cli import run_command
 from headway.console import Reporter
 from headway.errors import Interrupted, Quit
 from headway.training import parts
-from headway.training.profile import Profile, covered, kernels_table, kind_of
+from headway.training.profile import Profile, covered, kernels_table, kind_of, table
 from tests.training.test_resume import StopAt, final_weights, same
 
 LONG = [
@@ -62,7 +62,8 @@ def test_a_profile_changes_no_weight_and_tells_where_the_time_went(run_file: Pat
     text = (run.path / "profile.txt").read_text()
     assert text.startswith("training, steps 11 to 30, on cpu")  # the first stage is too short
     found = shares(text)
-    named = {"making batches", "forward", "backward", "clipping", "optimizer", "checkpoints"}
+    named = {"making batches", "forward", "backward", "clipping", "optimizer"}
+    assert "not counted, between steps: checkpoints" in text and "checkpoints" not in found
     assert named < found.keys() and sum(found.values()) == pytest.approx(100, abs=1)
     assert found["backward"] > found["clipping"]
     assert re.search(r"^aten::addmm +[\d.]+ ", text, re.M)
@@ -70,6 +71,7 @@ def test_a_profile_changes_no_weight_and_tells_where_the_time_went(run_file: Pat
     names = [event.get("name") for event in trace["traceEvents"] if event.get("ph") == "X"]
     assert names.count("headway: clipping") == 20 and "aten::addmm" in names
     assert len(report.of_profile) == 1
+    assert report.lines.index("writing the profile …") < report.lines.index(report.of_profile[0])
     said = report.of_profile[0]
     assert "backward" in said and all(str(run.path / name) in said for name in ("profile.txt", "profile.json.gz"))
 
@@ -105,7 +107,7 @@ def test_who_wants_to_leave_at_once_does_not_wait_for_a_table(tmp_path: Path) ->
     assert not parts.watched and not report.lines and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("what", ["start", "export_chrome_trace", "key_averages"])
+@pytest.mark.parametrize("what", ["start", "export_chrome_trace", "events"])
 def test_a_profile_that_fails_does_not_end_the_run(
     run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -151,6 +153,25 @@ def test_the_window_lies_behind_the_first_steps_where_it_can(tmp_path: Path, sta
     assert (tmp_path / "profile.txt").read_text().startswith(seen)
     few = any("warming up" in line for line in report.of_profile)
     assert few == (max(stages) <= 10) and len(report.of_profile) == 1 + few
+
+
+# ---- the table
+
+
+def event(name: str, begin: float, end: float) -> SimpleNamespace:
+    span = SimpleNamespace(start=1e6 * begin, end=1e6 * end)
+    return SimpleNamespace(
+        name=name, time_range=span, device_type=DeviceType.CPU, self_cpu_time_total=1e6 * (end - begin)
+    )
+
+
+def test_what_comes_between_steps_changes_no_figure_of_the_steps() -> None:
+    steps = [event(f"{parts.PREFIX}forward", 0, 2), event("aten::mm", 0, 1)]
+    later = [event(f"{parts.PREFIX}evaluation", 3, 8), event("aten::mm", 4, 7), event("aten::sort", 7, 8)]
+    alone = table(SimpleNamespace(events=lambda: steps), steps=2, seconds=4.0)
+    scored = table(SimpleNamespace(events=lambda: [*steps, *later]), steps=2, seconds=9.0)
+    assert scored.pop(1) == "not counted, between steps: evaluation 5.00 s"
+    assert scored == alone and alone[0].startswith("2000.00 ms a step, 2 steps, 4.00 s")
 
 
 # ---- kernels

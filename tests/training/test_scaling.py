@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import headway
 from headway.cli import run_command
 from headway.models import GPTSettings, parameter_count
 from headway.ranks import Ranks
@@ -163,13 +166,71 @@ def test_the_operations_of_a_step_are_those_that_torch_counts() -> None:
 
 
 def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["scale", "shakespeare/char", "--gpus", "1,4", "--machine", "cpu"]) == 0
+    call = ["scale", "shakespeare/char", "--gpus", "1,4", "--machine", "cpu"]
+    assert run_command([*call, "--markdown"]) == 0
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert [row[1] for row in rows[2:]] == ["one", "ddp", "fsdp"]
+    assert run_command(call) == 0
+    facts, *tables = capsys.readouterr().out.rstrip().split("\n\n")
+    assert "256 tokens in the vocabulary (tokenizer.size is not set; --vocabulary)" in facts
+    assert "This device is a CPU" in facts
+    for text in tables:
+        lines = text.splitlines()
+        assert len(lines) == 2 + 3 and len({len(line) for line in lines}) == 1  # aligned
+    cells = {cell for text in tables for line in text.splitlines() for cell in re.split("  +", line.strip())}
+    assert {cell.strip("| ") for row in rows if "---:" not in row for cell in row} <= cells
     assert run_command(["scale", "shakespeare/char", "--gpus", "1,x"]) == 2
     assert run_command(["scale", "shakespeare/char", "--machine", "abacus"]) == 2
     said = capsys.readouterr().err
     assert "--gpus 1,x: must be numbers" in said and "--machine abacus: not measured yet" in said
+
+
+@pytest.mark.parametrize("recipe", ["toy/copy", "multi30k/rnn-de-en"])
+def test_models_that_are_not_covered_are_named(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["scale", recipe]) == 2
+    assert capsys.readouterr().err.startswith("headway: model.kind = ")
+
+
+def test_every_stream_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["scale", "birthplaces/best", "--gpus", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "10 rows of 128 tokens, 154 rows of 128 tokens (retold)" in shown
+    assert "502 rows of 72 tokens (asked)" in shown
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_streams_take_the_time_of_all_and_the_memory_of_the_largest(size: int) -> None:
+    model, plain = scaling.blank(LARGE, 50_304), replace(DEVICE, update=0.0)
+    streams = [(64, 128), (512, 72), (8, 1024)]
+    (rows, length), *beside = streams
+    together = Work(rows, length, 2, beside=tuple(beside))
+    apart = [Work(*stream, 2) for stream in streams]
+    assert together.tokens == sum(each.tokens for each in apart)
+    times = [scaling.duration(model, each, plain, Network(), size, False).compute for each in (together, *apart)]
+    assert times[0] == pytest.approx(sum(times[1:]))
+    needs = [scaling.memory(model, each, plain, size, False) for each in (together, *apart)]
+    assert needs[0].total == max(each.total for each in needs[1:])
+    network = [scaling.duration(model, each, plain, Network(), size, False).network for each in (together, *apart)]
+    assert len(set(network)) == 1  # gradients are exchanged once
+
+
+def test_the_vocabulary_of_a_run_is_its_tokenizers(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = run_file.parent / "run"
+    run = headway.train(run_file, out, ["pretraining.training.steps=0", "training.steps=0"])
+    for source in (out, out / "run.toml"):
+        assert run_command(["scale", str(source), "--gpus", "1"]) == 0
+        shown = capsys.readouterr().out
+        assert f"{run.parameters:,} parameters with {len(run.tokenizer):,} tokens in the vocabulary" in shown
+        assert "is not set" not in shown
+    assert run_command(["scale", str(out), "--gpus", "1", "--vocabulary", "999"]) == 0
+    assert "999 tokens in the vocabulary" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(0, "0"), (512, "0.5 kB"), (40_000, "40.0 kB"), (1.022e8, "102.2 MB"), (1.234e9, "1.23 GB")]
+)
+def test_an_amount_of_memory_is_never_shown_as_nothing(count: float, shown: str) -> None:
+    assert scaling.amount(count) == shown
 
 
 def test_every_machine_says_where_it_was_measured() -> None:

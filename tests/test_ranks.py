@@ -1,0 +1,103 @@
+"""Which processes belong together, by what torchrun tells them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import headway
+from headway import ranks
+from headway.cli import run_command
+from headway.errors import RunError
+
+proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell when a process began")
+
+
+def test_a_job_with_a_name_is_known_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert ranks.job() == ""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "notes-1")
+    assert ranks.job() == "notes-1"
+
+
+@proc
+def test_a_job_without_a_name_is_another_when_its_process_number_is_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert ranks.job() == ranks.job()
+    before = ranks.job()
+    monkeypatch.setattr(ranks, "start_of", lambda process: "later")
+    assert ranks.job() != before
+
+
+@proc
+def test_the_start_of_a_process_is_counted_in_ticks() -> None:
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    children = []
+    for _ in range(2):
+        children.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+        time.sleep(2 * tick)
+    try:
+        first, second = (int(ranks.start_of(child.pid)) for child in children)
+        assert int(ranks.start_of(os.getpid())) <= first < second <= time.clock_gettime(time.CLOCK_BOOTTIME) / tick
+    finally:
+        for child in children:
+            child.communicate(b"\n")
+    assert ranks.start_of(children[0].pid) == ""  # it is no more
+
+
+def test_a_finished_run_belongs_to_no_job(run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torchrun starts under the name of a job that is done does not take its run for its own."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "notes-1")
+    sets = ["pretraining.training.steps=1", "training.steps=1", "model.layers=1"]
+    signed = []
+    run = headway.train(
+        run_file, tmp_path / "run", sets, watch=lambda record: signed.append((tmp_path / "run" / ".job").read_text())
+    )
+    assert run.state.done and set(signed) == {"notes-1"}  # while it trained
+    with pytest.raises(RunError, match="exists already"):
+        headway.train(run_file, tmp_path / "run", sets)
+
+
+WHOLE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        ({"RANK": "a"}, "RANK=a: must be a whole number"),
+        ({"RANK": "-1"}, "RANK=-1: must be a whole number"),
+        ({"RANK": "2"}, "RANK=2: must be less than WORLD_SIZE (2)"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two: must be a whole number"),
+        ({"LOCAL_RANK": "0.5"}, "LOCAL_RANK=0.5: must be a whole number"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR: is not set"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT: is not set"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT=http: must be a whole number"),
+    ],
+)
+def test_a_variable_that_cannot_be_is_named(
+    change: dict[str, str],
+    shown: str,
+    run_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in {**WHOLE, **change}.items():
+        monkeypatch.setenv(name, value)
+    assert run_command(["train", str(run_file), "--out", str(run_file.parent / "run")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"headway: {shown}") and "torchrun" in said
+
+
+def test_one_process_of_torchrun_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with ranks.joined() as found:
+        assert found == ranks.ALONE

@@ -46,6 +46,8 @@ Written = tuple[Tensor, list[Carried], Tensor | None]  # something of each step,
 class RNNSeq2SeqSettings:
     """`[model]` with kind = "rnn_seq2seq"."""
 
+    reads_source = True
+
     kind: str = setting("rnn_seq2seq", "which model to build")
     cell: str = setting("gru", "what a step is", choices=tuple(CELLS))
     width: int = setting(256, "numbers in a token's embedding", least=1)

@@ -1,7 +1,8 @@
 """What is learned and how it is scored.
 
 `TASKS` is what `[task] name` may say. A task's settings read its texts (`texts`) and build it (`build`); the task makes
-batches and scores models (`headway.tasks.base.Task`).
+batches and scores models (`headway.tasks.base.Task`). Settings of a task whose rows are written after a source was read
+say `reads_source = True`, as do those of the models for it.
 """
 
 from headway.tasks.base import IGNORE, Batch, Task

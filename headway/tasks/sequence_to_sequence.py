@@ -40,6 +40,8 @@ SCORED_AT_ONCE = 64  # sentences whose loss is computed together
 class SequenceToSequenceSettings:
     """`[task]` with name = "sequence_to_sequence"."""
 
+    reads_source = True
+
     name: str = setting("sequence_to_sequence", "which task")
     source: str = setting(REQUIRED, "what is read: a file of lines, or a table that has both sides", path=True)
     target: str | None = setting(None, "what is written, line by line with the source; none for a table", path=True)

@@ -22,6 +22,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 class ToySettings:
     """`[task]` with name = "toy"."""
 
+    reads_source = True
+
     name: str = setting("toy", "which task")
     kind: str = setting("reverse", "what is to be written", choices=KINDS)
     letters: int = setting(26, "different letters", least=2, most=26)

@@ -97,6 +97,8 @@ def evaluate_command(path: Path, split: str, out: Path | None, beam: int | None,
             raise UserError(f"--beam {beam}: a run whose task is {run.settings.task.name} is not scored by beam search")
         result = run.evaluate(split, ranks, **({} if beam is None else {"beam": beam}))
         if ranks.leads:
+            for note in run.task.notes:
+                print(note, file=sys.stderr)
             tell_scores(run, split, result, out)
 
 
@@ -123,6 +125,8 @@ def details(result: dict[str, Any]) -> Iterator[str]:
     if "signature" in result:
         yield f"BLEU by sacrebleu, {result['signature']}"
         yield f"chrF by sacrebleu, {result['chrf_signature']}"
+    if "exact" in result:
+        yield f"exactly the reference: {result['exact']:.1%} of {result['sentences']:,} sentences"
     if "by_length" in result:
         parts = (f"{each['name']}: {each['bleu']:.1f} ({each['sentences']})" for each in result["by_length"])
         yield f"BLEU by words of the source (sentences): {', '.join(parts)}"

@@ -95,6 +95,7 @@ def evaluate_command(path: Path, split: str, out: Path | None, beam: int | None,
         run = opened(path, device)
         if beam is not None and not isinstance(run.task, SequenceToSequence):
             raise UserError(f"--beam {beam}: a run whose task is {run.settings.task.name} is not scored by beam search")
+        check_beam(beam, 1, 1)
         result = run.evaluate(split, ranks, **({} if beam is None else {"beam": beam}))
         if ranks.leads:
             for note in run.task.notes:
@@ -139,8 +140,7 @@ def translate_lines(run: Run, lines: Iterable[tuple[str, str]], beam: int | None
     """
     task = run.task
     assert isinstance(task, SequenceToSequence)
-    if beam is not None and beam < 1:
-        raise UserError(f"--beam {beam}: at least 1 is needed, which is greedy decoding")
+    check_beam(beam, best, task.settings.beam)
     for some in in_groups(lines, TOGETHER):
         for place, text in some:
             try:
@@ -154,6 +154,15 @@ def translate_lines(run: Run, lines: Iterable[tuple[str, str]], beam: int | None
                 print(written[0].text, flush=True)
             for each in written if best > 1 else ():
                 print(f"{each.text}\t{each.score:.4f}\t{each.logprob:.4f}", flush=True)
+
+
+def check_beam(beam: int | None, best: int, usual: int) -> None:
+    """Refuse a beam that holds nothing, or less than is to be shown."""
+    if beam is not None and beam < 1:
+        raise UserError(f"--beam {beam}: at least 1 is needed, which is greedy decoding")
+    width = usual if beam is None else beam
+    if best > width:
+        raise UserError(f"--best {best}: a beam of {width} has no more than {width} to show; widen it with --beam")
 
 
 def in_groups(lines: Iterable[tuple[str, str]], most: int) -> Iterator[list[tuple[str, str]]]:

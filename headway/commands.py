@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import textwrap
@@ -114,11 +115,17 @@ def tell_scores(run: Run, split: str, result: dict[str, Any], out: Path | None) 
     if "predictions" in result:
         name = split if split in ("train", "dev", "test") else Path(split).name
         target = out or run.path / "predictions" / f"{name}.txt"
-        write_lines(target, result["predictions"])
-        write_json(target.with_suffix(".json"), {key: each for key, each in result.items() if key != "predictions"})
+        write_predictions(run, result, target)
         print(f"predictions written to {target}, scores to {target.with_suffix('.json')}")
     elif out is not None:
         raise UserError(f"--out {out}: this run's task makes no predictions to write")
+
+
+def write_predictions(run: Run, result: dict[str, Any], target: Path) -> None:
+    """The predictions of an evaluation, one a line, and beside them its scores and the step of the weights."""
+    write_lines(target, result["predictions"])
+    kept = {key: each for key, each in result.items() if key != "predictions"}
+    write_json(target.with_suffix(".json"), {**kept, "step": run.step})
 
 
 def details(result: dict[str, Any]) -> Iterator[str]:
@@ -231,12 +238,47 @@ def describe_answer(answer: Any) -> str:
 
 
 def compare_command(paths: list[Path], out: Path) -> None:
-    from headway.report.comparison import comparison_table, plot_comparison
+    from headway.report.comparison import comparison_table, length_table, plot_comparison, require_format
 
+    require_format(out)
     runs = [opened(path) for path in paths]
-    print(comparison_table(runs))
-    plot_comparison(runs, out)
+    split, scored = common_scores([run for run in runs if isinstance(run.task, SequenceToSequence)])
+    print(comparison_table(runs, split, scored))
+    if scored:
+        print(f"\n{length_table(split, scored)}")
+    signatures = {each["signature"] for each in scored.values() if "signature" in each}
+    if len(signatures) > 1:
+        print(f"these BLEU scores are not computed alike: {'; '.join(sorted(signatures))}", file=sys.stderr)
+    plot_comparison(runs, out, split, scored)
     print(f"plot written to {out}")
+
+
+def common_scores(runs: list[Run]) -> tuple[str, dict[Path, dict[str, Any]]]:
+    """A split, and what was found on it of each run that translates, by its path.
+
+    It is the test split where `headway evaluate` has scored the present weights of all runs on it, else dev, on which
+    those that were not scored are scored now.
+    """
+    for split in ("test", "dev"):
+        found = {run.path: kept_scores(run, split) for run in runs}
+        if split == "dev" or all(found.values()):
+            break
+    for run in runs:
+        if not found[run.path]:
+            print(f"{run.path}: scoring {split}, which headway evaluate has not done", file=sys.stderr)
+            result = run.evaluate(split)
+            write_predictions(run, result, run.path / "predictions" / f"{split}.txt")
+            found[run.path] = result
+    return split, found
+
+
+def kept_scores(run: Run, split: str) -> dict[str, Any]:
+    """What `headway evaluate` wrote of the run's present weights; empty where it did not, or wrote of others."""
+    try:
+        found = json.loads((run.path / "predictions" / f"{split}.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and found.get("step") == run.step and "by_length" in found else {}
 
 
 def scale_command(

@@ -71,7 +71,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
         (["task.longest=2"], "de.txt: none of its 6 pairs has at most 2 tokens a side (task.longest, model.block)"),
         (
             ["model.kind=gpt"],
-            "model.kind = 'gpt': task, sequence_to_sequence, reads a source, which this model does not; use enc",
+            "model.kind = 'gpt': task, sequence_to_sequence, reads a source, which this model does not",
         ),
         (["task.beam=0"], "task.beam = 0: must be at least 1"),
     ],

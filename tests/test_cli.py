@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import re
 import signal
@@ -343,6 +344,61 @@ def test_compare_shows_a_table_and_writes_a_plot(
     )
     assert (tmp_path / name).read_bytes().startswith(begins)
     assert "Warning" not in captured.err
+
+
+@pytest.fixture(scope="module")
+def translations(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs that translate."""
+    folder = tmp_path_factory.mktemp("translations")
+    task = {"name": "toy", "rows": 30, "held_out": 30, "shortest": 4, "rows_up_to": 14}
+    models = [{"kind": "rnn_seq2seq", "hidden": 8}, {"kind": "encoder_decoder", "layers": 1, "heads": 2}]
+    tables = [
+        {
+            "tokenizer": {"kind": "words"},
+            "model": {"width": 8, "block": 16, **model},
+            "task": task,
+            "training": {"steps": 3, "log_every": 1, "batch_size": 4},
+        }
+        for model in models
+    ]
+    return [headway.train(each, folder / each["model"]["kind"]).path for each in tables]
+
+
+def test_translations_are_compared_on_a_split_that_all_have(
+    translations: list[Path], text: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    """Those that were scored are not scored again, unless their weights are others now."""
+    command = ["compare", *map(str, translations), str(text), "--out", str(tmp_path / "plot.svg")]
+    assert run_command(["evaluate", str(translations[0])]) == 0
+    capsys.readouterr()
+    assert run_command(command) == 0
+    captured = capsys.readouterr()
+    assert captured.err == f"{translations[1]}: scoring dev, which headway evaluate has not done\n"
+    rows = captured.out.splitlines()
+    header = "run task parameters steps time tokens dev dev_BLEU dev_chrF"
+    assert rows[0].split() == header.replace("_", " ").split(" ")
+    found = [json.loads((path / "predictions" / "dev.json").read_text()) for path in translations]
+    for row, each in zip(rows[2:4], found, strict=True):
+        assert row.split()[-2:] == [f"{each['bleu']:.1f}", f"{each['chrf']:.1f}"] and "loss" in row
+    assert rows[4].startswith(str(text)) and rows[4].split()[-2:] == ["–", "–"]
+    assert rows[6].split() == ["dev", "BLEU", "by", "words", "of", "the", "source", "1–8", "9–12", "13–16"]
+    for row, each in zip(rows[8:10], found, strict=True):
+        assert row.split()[1:] == [f"{bucket['bleu']:.1f}" for bucket in each["by_length"]]
+    assert all(
+        label in (tmp_path / "plot.svg").read_text() for label in ("dev BLEU", "words of the source", "dev loss")
+    )
+
+    for path in translations:
+        assert run_command(["evaluate", str(path), "--split", "test", "--beam", "2"]) == 0
+    capsys.readouterr()
+    assert run_command(command) == 0
+    captured = capsys.readouterr()
+    assert "test BLEU by words of the source" in captured.out and not captured.err
+    for path in translations:
+        for file in (path / "predictions").glob("*.json"):
+            file.write_text(file.read_text().replace('"step": 3', '"step": 2'))
+    assert run_command(command) == 0
+    assert capsys.readouterr().err.count("scoring dev") == 2
 
 
 @pytest.mark.parametrize("name", ["plot.jpg", "plot"])

@@ -281,6 +281,16 @@ def kept_scores(run: Run, split: str) -> dict[str, Any]:
     return found if isinstance(found, dict) and found.get("step") == run.step and "by_length" in found else {}
 
 
+def inspect_command(path: Path, text: str, target: str | None, out: Path, device: str) -> None:
+    from headway.inspection.pictures import attention_map, require_picture, write_map
+
+    require_picture(out)
+    picture = attention_map(opened(path, device), text, target)
+    for note in write_map(picture, out):
+        print(note, file=sys.stderr)
+    print(f"{picture.title}\npicture written to {out}")
+
+
 def scale_command(
     source: str, sets: list[str], devices: str, machine: str, within: float, between: float, vocabulary: int
 ) -> None:

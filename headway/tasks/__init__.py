@@ -11,7 +11,7 @@ from headway.tasks.language_modelling import LanguageModelling, LanguageModellin
 from headway.tasks.question_answering import Answer, QuestionAnswering, QuestionAnsweringSettings
 from headway.tasks.recitation import Recitation, RecitationSettings
 from headway.tasks.retelling import Retelling, RetellingSettings
-from headway.tasks.sequence_to_sequence import SequenceToSequence, SequenceToSequenceSettings, Translation
+from headway.tasks.sequence_to_sequence import Alignment, SequenceToSequence, SequenceToSequenceSettings, Translation
 from headway.tasks.span_corruption import SpanCorruption, SpanCorruptionSettings
 from headway.tasks.toy import ToySettings
 
@@ -29,6 +29,7 @@ TASKS = {
 __all__ = [
     "IGNORE",
     "TASKS",
+    "Alignment",
     "Answer",
     "Batch",
     "EntitySpans",

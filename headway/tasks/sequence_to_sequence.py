@@ -129,6 +129,15 @@ class Translation:
     score: float
 
 
+@dataclass(frozen=True)
+class Alignment:
+    """How much each token of a target looked at each token of its source when it was written; rows of T by S."""
+
+    source: list[int]  # S tokens
+    target: list[int]  # T tokens, the end mark last
+    weights: list[list[float]]
+
+
 class SequenceToSequence(Task):
     metric = "bleu"
     higher_is_better = True
@@ -270,21 +279,42 @@ class SequenceToSequence(Task):
         """
         sources = [self.encode(text)[: self.block] if text.strip() else [] for text in texts]
         rows = [row for row, source in enumerate(sources) if source]
-        mark = self.tokenizer.mask
-        found = beam_search(
-            model,
-            [sources[row] for row in rows],
-            self.settings.beam if beam is None else beam,
-            self.block,
-            begin=mark,
-            end=mark,
-            length_penalty=self.settings.length_penalty,
-            best=best,
-        )
+        found = self.search(model, [sources[row] for row in rows], beam, best)
         written = [[Translation("", 0.0, 0.0)] for _ in texts]
         for row, hypotheses in zip(rows, found, strict=True):
             written[row] = [self.translation(hypothesis) for hypothesis in hypotheses]
         return written
+
+    def search(
+        self, model: Seq2SeqModel, sources: Sequence[Sequence[int]], beam: int | None = None, best: int = 1
+    ) -> list[list[Hypothesis]]:
+        """The `best` targets of each source, as tokens."""
+        return beam_search(
+            model,
+            sources,
+            self.settings.beam if beam is None else beam,
+            self.block,
+            begin=self.tokenizer.mask,
+            end=self.tokenizer.mask,
+            length_penalty=self.settings.length_penalty,
+            best=best,
+        )
+
+    @torch.inference_mode()
+    def alignment(self, model: Seq2SeqModel, text: str, target: str | None = None) -> Alignment | None:
+        """Where the model looks while it writes `target`, or without one its own translation; None: it never looks."""
+        if not text.strip():
+            raise TextError("there is nothing to look at in an empty source; give it some text")
+        source, written = self.encode(text), self.encode(target or "")
+        for name, side, most in (("source", source, self.block), ("target", written, self.block - 1)):
+            if len(side) > most:
+                raise TextError(f"the {name} has {len(side)} tokens, the model holds {most} (model.block); shorten it")
+        if target is None:
+            written = self.search(model, [source])[0][0].tokens[: self.block - 1]
+        mark, device = self.tokenizer.mask, next(model.parameters()).device
+        given = (torch.tensor([row], device=device) for row in ([mark, *written], source))
+        weights = model.alignment(*given)
+        return None if weights is None else Alignment(source, [*written, mark], weights[0].float().tolist())
 
     def translation(self, hypothesis: Hypothesis) -> Translation:
         text = self.tokenizer.decode(hypothesis.tokens).removeprefix(self.tokenizer.lead)

@@ -290,7 +290,10 @@ def test_nothing_is_written_after_nothing(table: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("model", "accumulate"),
-    [({"kind": "encoder_decoder", "heads": 2, "layers": 1}, 1), ({"kind": "rnn_seq2seq", "hidden": 8}, 3)],
+    [
+        ({"kind": "encoder_decoder", "heads": 2, "layers": 1}, 1),
+        ({"kind": "rnn_seq2seq", "hidden": 8, "sampling": 0.5}, 3),
+    ],
 )
 def test_stopping_and_resuming_gives_the_same_weights(
     tmp_path: Path, table: dict[str, str], model: dict[str, Any], accumulate: int
@@ -308,3 +311,6 @@ def test_stopping_and_resuming_gives_the_same_weights(
         run = headway.train(tables, tmp_path / f"{stop}", resume=True)
         assert same(final_weights(run.path), expected)
     assert run.evaluation["sentences"] == len(run.task.pairs("dev"))
+    if "sampling" in model:  # it takes part in training
+        tables["model"]["sampling"] = 0.0
+        assert not same(final_weights(headway.train(tables, tmp_path / "other").path), expected)

@@ -33,7 +33,12 @@ class Map:
     weights: Sequence[Sequence[float]]
     rows: list[str]
     columns: list[str]
-    title: str
+    down: str  # what the rows are
+    across: str  # what the columns are
+
+    @property
+    def title(self) -> str:
+        return f"{self.down} (down) looks at {self.across} (across)"
 
 
 def attention_map(run: Run, text: str, target: str | None = None) -> Map:
@@ -46,7 +51,7 @@ def attention_map(run: Run, text: str, target: str | None = None) -> Map:
                 "the whole of it (model.attention = 'none'): train with another attention to see an alignment"
             )
         rows, columns = (names(run.tokenizer, side) for side in (found.target, found.source))
-        return Map(found.weights, rows, columns, "each token of the target (down) looks at the source (across)")
+        return Map(found.weights, rows, columns, "target", "source")
     if target is not None:
         raise UserError(f"--target: a run whose task is {run.settings.task.name} has no source beside its target")
     if not text:
@@ -57,7 +62,7 @@ def attention_map(run: Run, text: str, target: str | None = None) -> Map:
     weights = capture_attention(run.model, tokens)[-1].mean(0).tolist()
     causal = [row[: number + 1] for number, row in enumerate(weights)]
     labels = names(run.tokenizer, tokens)
-    return Map(causal, labels, labels, "last layer, mean of its heads: each token (down) looks at those up to itself")
+    return Map(causal, labels, labels, "a token", "those up to itself, in the last layer, mean of its heads")
 
 
 def names(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
@@ -91,6 +96,7 @@ def write_map(picture: Map, out: Path) -> list[str]:
         axes.imshow(full, cmap="Blues", vmin=0, vmax=1, aspect="auto")
         axes.set_xticks(range(len(picture.columns)), picture.columns, rotation=90, fontsize=9)
         axes.set_yticks(range(len(picture.rows)), picture.rows, fontsize=9)
+        axes.set(xlabel=picture.across, ylabel=picture.down)
         buffer = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing from")

@@ -149,6 +149,23 @@ def compare(
 
 
 @app.command()
+def inspect(
+    run: RunPath,
+    text: Annotated[str, typer.Option(help="What the model reads.")],
+    target: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="What it is to write; without it, its own translation (sequence to sequence)."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The picture: .svg or .png.")] = Path("attention.svg"),
+    device: Device = "auto",
+) -> None:
+    """A picture of where a model looks: target against source, or each token against those before it."""
+    from headway.commands import inspect_command
+
+    inspect_command(run, text, target, out, device)
+
+
+@app.command()
 def scale(
     source: Annotated[str, typer.Argument(metavar="RECIPE|run.toml", help="A recipe, a run file, or a run directory.")],
     sets: Sets = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import textwrap
@@ -96,8 +97,11 @@ def evaluate_command(path: Path, split: str, out: Path | None, beam: int | None,
         run = opened(path, device)
         if beam is not None and not isinstance(run.task, SequenceToSequence):
             raise UserError(f"--beam {beam}: a run whose task is {run.settings.task.name} is not scored by beam search")
+        check_beam(beam, 1, 1)
         result = run.evaluate(split, ranks, **({} if beam is None else {"beam": beam}))
         if ranks.leads:
+            for note in run.task.notes:
+                print(note, file=sys.stderr)
             tell_scores(run, split, result, out)
 
 
@@ -112,11 +116,17 @@ def tell_scores(run: Run, split: str, result: dict[str, Any], out: Path | None) 
     if "predictions" in result:
         name = split if split in ("train", "dev", "test") else Path(split).name
         target = out or run.path / "predictions" / f"{name}.txt"
-        write_lines(target, result["predictions"])
-        write_json(target.with_suffix(".json"), {key: each for key, each in result.items() if key != "predictions"})
+        write_predictions(run, result, target)
         print(f"predictions written to {target}, scores to {target.with_suffix('.json')}")
     elif out is not None:
         raise UserError(f"--out {out}: this run's task makes no predictions to write")
+
+
+def write_predictions(run: Run, result: dict[str, Any], target: Path) -> None:
+    """The predictions of an evaluation, one a line, and beside them its scores and the step of the weights."""
+    write_lines(target, result["predictions"])
+    kept = {key: each for key, each in result.items() if key != "predictions"}
+    write_json(target.with_suffix(".json"), {**kept, "step": run.step})
 
 
 def details(result: dict[str, Any]) -> Iterator[str]:
@@ -124,6 +134,8 @@ def details(result: dict[str, Any]) -> Iterator[str]:
     if "signature" in result:
         yield f"BLEU by sacrebleu, {result['signature']}"
         yield f"chrF by sacrebleu, {result['chrf_signature']}"
+    if "exact" in result:
+        yield f"exactly the reference: {result['exact']:.1%} of {result['sentences']:,} sentences"
     if "by_length" in result:
         parts = (f"{each['name']}: {each['bleu']:.1f} ({each['sentences']})" for each in result["by_length"])
         yield f"BLEU by words of the source (sentences): {', '.join(parts)}"
@@ -136,8 +148,7 @@ def translate_lines(run: Run, lines: Iterable[tuple[str, str]], beam: int | None
     """
     task = run.task
     assert isinstance(task, SequenceToSequence)
-    if beam is not None and beam < 1:
-        raise UserError(f"--beam {beam}: at least 1 is needed, which is greedy decoding")
+    check_beam(beam, best, task.settings.beam)
     for some in in_groups(lines, TOGETHER):
         for place, text in some:
             try:
@@ -151,6 +162,15 @@ def translate_lines(run: Run, lines: Iterable[tuple[str, str]], beam: int | None
                 print(written[0].text, flush=True)
             for each in written if best > 1 else ():
                 print(f"{each.text}\t{each.score:.4f}\t{each.logprob:.4f}", flush=True)
+
+
+def check_beam(beam: int | None, best: int, usual: int) -> None:
+    """Refuse a beam that holds nothing, or less than is to be shown."""
+    if beam is not None and beam < 1:
+        raise UserError(f"--beam {beam}: at least 1 is needed, which is greedy decoding")
+    width = usual if beam is None else beam
+    if best > width:
+        raise UserError(f"--best {best}: a beam of {width} has no more than {width} to show; widen it with --beam")
 
 
 def in_groups(lines: Iterable[tuple[str, str]], most: int) -> Iterator[list[tuple[str, str]]]:
@@ -219,12 +239,57 @@ def describe_answer(answer: Any) -> str:
 
 
 def compare_command(paths: list[Path], out: Path) -> None:
-    from headway.report.comparison import comparison_table, plot_comparison
+    from headway.report.comparison import comparison_table, length_table, plot_comparison, require_format
 
+    require_format(out)
     runs = [opened(path) for path in paths]
-    print(comparison_table(runs))
-    plot_comparison(runs, out)
+    split, scored = common_scores([run for run in runs if isinstance(run.task, SequenceToSequence)])
+    print(comparison_table(runs, split, scored))
+    if scored:
+        print(f"\n{length_table(split, scored)}")
+    signatures = {each["signature"] for each in scored.values() if "signature" in each}
+    if len(signatures) > 1:
+        print(f"these BLEU scores are not computed alike: {'; '.join(sorted(signatures))}", file=sys.stderr)
+    plot_comparison(runs, out, split, scored)
     print(f"plot written to {out}")
+
+
+def common_scores(runs: list[Run]) -> tuple[str, dict[Path, dict[str, Any]]]:
+    """A split, and what was found on it of each run that translates, by its path.
+
+    It is the test split where `headway evaluate` has scored the present weights of all runs on it, else dev, on which
+    those that were not scored are scored now.
+    """
+    for split in ("test", "dev"):
+        found = {run.path: kept_scores(run, split) for run in runs}
+        if split == "dev" or all(found.values()):
+            break
+    for run in runs:
+        if not found[run.path]:
+            print(f"{run.path}: scoring {split}, which headway evaluate has not done", file=sys.stderr)
+            result = run.evaluate(split)
+            write_predictions(run, result, run.path / "predictions" / f"{split}.txt")
+            found[run.path] = result
+    return split, found
+
+
+def kept_scores(run: Run, split: str) -> dict[str, Any]:
+    """What `headway evaluate` wrote of the run's present weights; empty where it did not, or wrote of others."""
+    try:
+        found = json.loads((run.path / "predictions" / f"{split}.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and found.get("step") == run.step and "by_length" in found else {}
+
+
+def inspect_command(path: Path, text: str, target: str | None, out: Path, device: str) -> None:
+    from headway.inspection.pictures import attention_map, require_picture, write_map
+
+    require_picture(out)
+    picture = attention_map(opened(path, device), text, target)
+    for note in write_map(picture, out):
+        print(note, file=sys.stderr)
+    print(f"{picture.title}\npicture written to {out}")
 
 
 def scale_command(

@@ -124,6 +124,7 @@ def load_settings(source: str | Path | dict[str, Any], overrides: Iterable[str] 
         name,
     )
     problems += never_on(settings)
+    problems += unfit(settings)
     if settings.pretraining is not None and settings.pretraining.training is not None:
         problems += idle_settings(settings.pretraining.training)
     if problems:
@@ -163,6 +164,23 @@ def never_on(settings: RunSettings) -> Iterator[str]:
         first, end = (steps_at(share, settings.training.steps) for share in (side.stream.start, side.stream.end))
         if first >= min(end, settings.training.steps):
             yield f"streams.{name}: from step {first} up to {end} of {settings.training.steps} it takes part in no step"
+
+
+def unfit(settings: RunSettings) -> Iterator[str]:
+    """Tasks the model cannot learn: one with sources needs a model that reads them, any other one that reads none."""
+    if settings.model is None:
+        return
+    kind = settings.model.kind
+    for place, task in settings.tasks():
+        wanted = reads_source(task)
+        if task is not None and wanted != reads_source(settings.model):
+            others = " or ".join(name for name, each in MODELS.items() if reads_source(each) == wanted)
+            why = "reads a source, which this model does not" if wanted else "has no source for this model to read"
+            yield f"model.kind = '{kind}': {place}, {task.name}, {why}; use {others}, or another task"
+
+
+def reads_source(settings: Any) -> bool:
+    return getattr(settings, "reads_source", False)
 
 
 def read_streams(tables: Any, problems: list[str]) -> dict[str, SideSettings]:

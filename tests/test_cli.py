@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import re
 import signal
@@ -11,8 +12,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+import torch
 from rich.console import Console
 
 import headway
@@ -20,7 +23,7 @@ from headway.cli import run_command
 from headway.console import Terminal
 from headway.data import DATA_SETS, DataFile, DataSet
 
-COMMANDS = ["", "demo", "train", "evaluate", "predict", "compare", "lab", "watch", "scale"]
+COMMANDS = ["", "demo", "train", "evaluate", "predict", "compare", "inspect", "lab", "watch", "scale"]
 COMMANDS += ["data", "data list", "data get", "data check", "data prepare"]
 CALL = [sys.executable, "-m", "headway"]
 Captured = pytest.CaptureFixture[str]
@@ -345,11 +348,135 @@ def test_compare_shows_a_table_and_writes_a_plot(
     assert "Warning" not in captured.err
 
 
+@pytest.fixture(scope="module")
+def translations(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs that translate."""
+    folder = tmp_path_factory.mktemp("translations")
+    task = {"name": "toy", "rows": 30, "held_out": 30, "shortest": 4, "rows_up_to": 14}
+    models = [{"kind": "rnn_seq2seq", "hidden": 8}, {"kind": "encoder_decoder", "layers": 1, "heads": 2}]
+    tables = [
+        {
+            "tokenizer": {"kind": "words"},
+            "model": {"width": 8, "block": 16, **model},
+            "task": task,
+            "training": {"steps": 3, "log_every": 1, "batch_size": 4},
+        }
+        for model in models
+    ]
+    return [headway.train(each, folder / each["model"]["kind"]).path for each in tables]
+
+
+def test_translations_are_compared_on_a_split_that_all_have(
+    translations: list[Path], text: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    """Those that were scored are not scored again, unless their weights are others now."""
+    command = ["compare", *map(str, translations), str(text), "--out", str(tmp_path / "plot.svg")]
+    assert run_command(["evaluate", str(translations[0])]) == 0
+    capsys.readouterr()
+    assert run_command(command) == 0
+    captured = capsys.readouterr()
+    assert captured.err == f"{translations[1]}: scoring dev, which headway evaluate has not done\n"
+    rows = captured.out.splitlines()
+    header = "run task parameters steps time tokens dev dev_BLEU dev_chrF"
+    assert rows[0].split() == header.replace("_", " ").split(" ")
+    found = [json.loads((path / "predictions" / "dev.json").read_text()) for path in translations]
+    for row, each in zip(rows[2:4], found, strict=True):
+        assert row.split()[-2:] == [f"{each['bleu']:.1f}", f"{each['chrf']:.1f}"] and "loss" in row
+    assert rows[4].startswith(str(text)) and rows[4].split()[-2:] == ["–", "–"]
+    assert rows[6].split() == ["dev", "BLEU", "by", "words", "of", "the", "source", "1–8", "9–12", "13–16"]
+    for row, each in zip(rows[8:10], found, strict=True):
+        assert row.split()[1:] == [f"{bucket['bleu']:.1f}" for bucket in each["by_length"]]
+    assert all(
+        label in (tmp_path / "plot.svg").read_text() for label in ("dev BLEU", "words of the source", "dev loss")
+    )
+
+    for path in translations:
+        assert run_command(["evaluate", str(path), "--split", "test", "--beam", "2"]) == 0
+    capsys.readouterr()
+    assert run_command(command) == 0
+    captured = capsys.readouterr()
+    assert "test BLEU by words of the source" in captured.out and not captured.err
+    for path in translations:
+        for file in (path / "predictions").glob("*.json"):
+            file.write_text(file.read_text().replace('"step": 3', '"step": 2'))
+    assert run_command(command) == 0
+    assert capsys.readouterr().err.count("scoring dev") == 2
+
+
 @pytest.mark.parametrize("name", ["plot.jpg", "plot"])
 def test_compare_refuses_other_formats(answers: Path, tmp_path: Path, capsys: Captured, name: str) -> None:
     assert run_command(["compare", str(answers), "--out", str(tmp_path / name)]) == 2
     assert "a plot ends in .png, .svg, .pdf" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+# ---- inspect
+
+
+def cells(path: Path) -> list[str]:
+    """What the titles of a map's cells say."""
+    return [element[0].text for element in ElementTree.parse(path).iter() if element.tag.endswith("rect")]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_picture_shows_where_a_target_looked(
+    translations: list[Path], tmp_path: Path, capsys: Captured, number: int
+) -> None:
+    command = ["inspect", str(translations[number]), "--text", "a b c d"]
+    out = tmp_path / "map.svg"
+    assert run_command([*command, "--target", "d c", "--out", str(out)]) == 0
+    run = headway.load(translations[number])
+    source, target = (torch.tensor([run.tokenizer.encode(text)]) for text in (" a b c d", " d c"))
+    weights = run.model.alignment(torch.nn.functional.pad(target, (1, 0), value=1), source)[0]
+    assert weights.shape == (3, 4)
+    names = [(row, column) for row in "dc⁇" for column in "abcd"]
+    shares = [f"{share:.0%}" for share in weights.flatten().tolist()]
+    expected = [f"{row} looks at {column}: {share}" for (row, column), share in zip(names, shares, strict=True)]
+    assert cells(out) == expected
+    assert run_command([*command, "--out", str(out)]) == 0  # the model's own translation
+    *rows, last = [cell.split(" looks at ")[0] for cell in cells(out)[::4]]
+    own = run.translate("a b c d")[0][0].text.replace(" ", "")
+    assert own.startswith("".join(rows).replace("␣", "")) and last == "⁇" and len(rows) > 1
+    assert run_command([*command, "--out", str(tmp_path / "map.png")]) == 0
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_language_model_shows_how_a_text_looks_at_itself(text: Path, tmp_path: Path) -> None:
+    assert run_command(["inspect", str(text), "--text", "the cat", "--out", str(tmp_path / "map.svg")]) == 0
+    found = cells(tmp_path / "map.svg")
+    assert len(found) == 7 * 8 // 2 and found[0] == "t looks at t: 100%"
+
+
+@pytest.mark.parametrize(
+    ("which", "arguments", "message"),
+    [
+        (0, ["--text", " "], "nothing to look at in an empty source"),
+        (0, ["--text", "a" + " a" * 16], "the source has 17 tokens, the model holds 16 (model.block); shorten it"),
+        (0, ["--text", "a", "--target", "a" + " a" * 15], "the target has 16 tokens, the model holds 15 (model.block)"),
+        (0, ["--text", "a", "--out", "map.jpg"], "--out map.jpg: a picture ends in .svg or .png"),
+        (0, ["--text", "a", "--out", "/proc/nowhere/map.svg"], "/proc/nowhere/map.svg: cannot be written"),
+        (None, ["--text", "the", "--target", "cat"], "--target: a run whose task is language_modelling has no source"),
+        (None, ["--text", ""], "nothing to look at in an empty text"),
+        (None, ["--text", "cat" * 20], "the text has 60 tokens, and the model holds 32 (model.block)"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_refused(
+    translations: list[Path], text: Path, capsys: Captured, which: int | None, arguments: list[str], message: str
+) -> None:
+    assert run_command(["inspect", str(text if which is None else translations[which]), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_that_never_looks_says_so(tmp_path: Path, capsys: Captured) -> None:
+    model = {"kind": "rnn_seq2seq", "width": 8, "hidden": 8, "block": 16, "attention": "none"}
+    tables = {
+        "model": model,
+        "task": {"name": "toy", "rows": 9, "held_out": 2, "rows_up_to": 4},
+        "training": {"steps": 1},
+    }
+    run = headway.train(tables, tmp_path / "run")
+    assert run_command(["inspect", str(run.path), "--text", "a b"]) == 2
+    assert "looks at no token of the source; it has one vector for the whole of it" in capsys.readouterr().err
 
 
 # ---- data

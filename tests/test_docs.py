@@ -13,12 +13,16 @@ from typer.main import get_command
 
 from headway.cli import app
 from headway.configuration import load_settings, recipe_names
+from headway.console import Reporter
 from headway.inspection.experiments import EXPERIMENTS
+from headway.models import parameter_count
 from headway.nn import ATTENTIONS, make_position
 from headway.nn.positions import NAMES as POSITIONS
+from headway.run import build_tokenizer
 
 ROOT = Path(__file__).parents[1]
 README, TOUR = ROOT / "README.md", ROOT / "docs" / "attention.md"
+ROAD = ROOT / "docs" / "from-rnn-to-transformer.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -51,7 +55,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def commands() -> list[str]:
-    lines = [line for page in (README, TOUR) for block in blocks(page, "sh") for line in block.splitlines()]
+    lines = [line for page in (README, TOUR, ROAD) for block in blocks(page, "sh") for line in block.splitlines()]
     found = [line.split("  #")[0].strip() for line in lines if line.startswith("headway ")]
     assert len(found) > 10
     return found
@@ -97,7 +101,8 @@ def test_the_python_example_in_the_readme_runs(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize(
-    "page, number", [(README, 1), *((TOUR, number) for number in range(len(blocks(TOUR, "python"))))]
+    "page, number",
+    [(README, 1), *((page, number) for page in (TOUR, ROAD) for number in range(len(blocks(page, "python"))))],
 )
 def test_snippets_run_as_they_stand(page: Path, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -117,9 +122,18 @@ def test_the_tour_has_every_experiment_and_no_other() -> None:
     assert set(re.findall(r"headway lab ([a-z][a-z-]+)", TOUR.read_text("utf-8"))) == set(EXPERIMENTS)
 
 
-def test_the_tour_shows_every_picture_it_has() -> None:
-    shown = re.findall(r"\]\((attention/[^)]+\.png)\)", TOUR.read_text("utf-8"))
-    assert sorted(shown) == sorted(f"attention/{path.name}" for path in (TOUR.parent / "attention").iterdir())
+@pytest.mark.parametrize("page", [TOUR, ROAD], ids=lambda page: page.name)
+def test_a_tour_shows_every_picture_it_has(page: Path) -> None:
+    shown = re.findall(rf"\]\(({page.stem}/[^)]+\.png)\)", page.read_text("utf-8"))
+    assert sorted(shown) == sorted(f"{page.stem}/{path.name}" for path in (page.parent / page.stem).iterdir())
+
+
+def test_the_road_names_models_of_the_size_it_says() -> None:
+    sizes = table(ROAD, "recipe", "parameters", "1–8", "9–12", "13–16", "17–20", "all", "exact")
+    for name, (parameters, *_) in sizes.items():
+        settings = load_settings(name)
+        model = settings.model.build(len(build_tokenizer(settings, Reporter())))
+        assert parameters == f"{parameter_count(model):,}"
 
 
 def builds(name: str, **options: object) -> bool:

@@ -8,7 +8,9 @@ import pytest
 
 from headway.cli import run_command
 from headway.configuration import RECIPES, load_settings, recipe_names
+from headway.data.catalog import resolve
 from headway.models import parameter_count
+from headway.tasks.translation_scores import tokenizer_for
 
 
 def test_every_file_of_the_folder_is_a_recipe() -> None:
@@ -55,3 +57,19 @@ def test_an_unknown_recipe_brings_the_nearest_one(capsys: pytest.CaptureFixture[
     assert run_command(["train"]) == 2
     captured = capsys.readouterr()
     assert "world/demo" in captured.out and "name one of these recipes, or a run file" in captured.err
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith(("multi30k/", "tatoeba/"))])
+def test_a_recipe_for_translation_finds_its_pairs(name: str, real_data: Path) -> None:
+    """Every split has pairs, none of the held-out ones is learned, and sources and targets are not swapped."""
+    task = load_settings(name).task
+    if not resolve(task.source).is_file():
+        pytest.skip(f"{task.source} is not in {real_data}")
+    train, dev, test = (task.read(split) for split in ("train", "dev", "test"))
+    assert len(train) > 25_000 and len(dev) > 900 and len(test) > 900
+    learned = {(pair.source, pair.target) for pair in train}
+    assert sum((pair.source, pair.target) in learned for pair in dev + test) == 0
+    written = tokenizer_for([f"{pair.target}" for pair in dev])
+    assert written == ("zh" if name.endswith("-zh") else "13a")
+    articles = sum(f" {pair.target} ".lower().count(" the ") for pair in dev)
+    assert (articles > 100) == name.endswith("-en")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 import headway
 from headway.configuration import load_settings
 from headway.errors import SettingsError, UserError
-from headway.settings import override, to_toml
+from headway.models import MODELS
+from headway.settings import REQUIRED, override, to_toml
+from headway.tasks import TASKS
 
 TASK = {"name": "language_modelling", "corpus": "notes.txt"}
 
@@ -222,3 +225,28 @@ def test_settings_that_would_do_nothing_are_refused(run_file: Path) -> None:
         load_settings(run_file, ["pretraining.training.device=cuda", "pretraining.training.patience=2"])
     assert "training.device; set that" in str(caught.value)
     assert "only the last stage is scored" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_is_refused_a_task_that_it_cannot_learn(kind: str, name: str) -> None:
+    """Before any file is looked for: those named here do not exist."""
+    needed = [item.name for item in fields(TASKS[name]) if item.default is REQUIRED]
+    tables = {"model": {"kind": kind}, "task": {"name": name, **dict.fromkeys(needed, "nowhere.txt")}}
+    if (kind in ("encoder_decoder", "rnn_seq2seq")) == (name in ("sequence_to_sequence", "toy")):
+        assert load_settings(tables).model.kind == kind
+        return
+    with pytest.raises(SettingsError, match=f"model.kind = '{kind}': task, {name}, .* source") as refused:
+        load_settings(tables)
+    offered = str(refused.value).split("; use ")[1].split(", or another task")[0].split(" or ")
+    for each in offered:
+        assert load_settings({**tables, "model": {"kind": each}}).model.kind == each
+
+
+@pytest.mark.parametrize("place", ["pretraining", "streams.side"])
+def test_every_task_of_a_run_must_fit_its_model(place: str) -> None:
+    tables = {"model": {"kind": "encoder_decoder"}, "task": {"name": "toy"}}
+    other = {"task": {"name": "language_modelling", "corpus": "nowhere.txt"}}
+    more = {"pretraining": other} if place == "pretraining" else {"streams": {"side": other}}
+    with pytest.raises(SettingsError, match=rf"model.kind = 'encoder_decoder': {place}.task, language_modelling"):
+        load_settings(tables | more)

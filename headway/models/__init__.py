@@ -1,7 +1,7 @@
 """Whole models, each a composition of `headway.nn` that fits on a screen.
 
 A model that continues text is a `CausalModel`, one that reads a source and writes a target a `Seq2SeqModel`; its
-settings build it.
+settings build it. Settings of the latter say `reads_source = True`, and so do those of the tasks it can learn.
 `MODELS` is what `[model] kind` may say; a new model adds its settings class here.
 """
 

@@ -45,6 +45,8 @@ Pair = tuple[Tensor, Tensor]  # keys and values, (B, H, S, K) each
 class EncoderDecoderSettings:
     """`[model]` with kind = "encoder_decoder"."""
 
+    reads_source = True
+
     kind: str = setting("encoder_decoder", "which model to build")
     width: int = setting(256, "numbers a token is carried in", least=1)
     layers: int = setting(3, "layers of the encoder", least=1)

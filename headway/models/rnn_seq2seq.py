@@ -46,6 +46,8 @@ Written = tuple[Tensor, list[Carried], Tensor | None]  # something of each step,
 class RNNSeq2SeqSettings:
     """`[model]` with kind = "rnn_seq2seq"."""
 
+    reads_source = True
+
     kind: str = setting("rnn_seq2seq", "which model to build")
     cell: str = setting("gru", "what a step is", choices=tuple(CELLS))
     width: int = setting(256, "numbers in a token's embedding", least=1)
@@ -60,6 +62,10 @@ class RNNSeq2SeqSettings:
         "none", "embeddings that share a matrix: source, target and output; or the last two", choices=TIED
     )
 
+    sampling: float = setting(
+        0.0, "in training, share of the target's tokens that are given as the model guessed them", least=0.0, most=1.0
+    )
+
     def problems(self) -> Iterator[tuple[str, str]]:
         if self.bidirectional and self.hidden % 2:
             yield "hidden", f"each direction has half of it: hidden ({self.hidden}) must be even"
@@ -70,8 +76,6 @@ class RNNSeq2SeqSettings:
 
 class RNNSeq2Seq(Seq2SeqModel):
     compiles = False
-    sampling = 0.0
-    """Scheduled sampling (Bengio et al. 2015): the share of tokens that training replaces by the model's guesses."""
 
     def __init__(self, settings: RNNSeq2SeqSettings, vocabulary: int) -> None:
         super().__init__()
@@ -95,18 +99,21 @@ class RNNSeq2Seq(Seq2SeqModel):
 
     def forward(self, tokens: Tensor, source: Tensor) -> Tensor:
         memory, first = self.read(source)
-        if self.training and self.sampling > 0.0:
+        if self.training and self.settings.sampling > 0.0:
             return self.with_guesses(tokens, memory, first)
         logits, _, _ = self.write(tokens, memory, first)
         return logits
 
     def with_guesses(self, tokens: Tensor, memory: Memory, carried: list[Carried]) -> Tensor:
-        """The logits (B, T, V) where each step is given its token, or with probability `sampling` the last guess."""
+        """The logits (B, T, V) where each step is given its token, or with probability `sampling` the last guess.
+
+        "Scheduled sampling for sequence prediction with recurrent neural networks" (Bengio et al. 2015), at one rate.
+        """
         logits: list[Tensor] = []
         given = tokens[:, :1]
         for place in range(tokens.shape[1]):
             if place:
-                guessed = torch.rand(len(tokens), 1, device=tokens.device) < self.sampling
+                guessed = torch.rand(len(tokens), 1, device=tokens.device) < self.settings.sampling
                 given = torch.where(guessed, logits[-1].detach().argmax(-1), tokens[:, place : place + 1])
             one, carried, _ = self.write(given, memory, carried)
             logits.append(one)

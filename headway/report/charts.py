@@ -6,6 +6,7 @@ Colours come from the page's CSS variables, so a chart follows its light or dark
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -61,28 +62,36 @@ def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> str:
 
 def heat_map(weights: Sequence[Sequence[float]], labels: Sequence[str], title: str) -> str:
     """A square map: row t shows how much token t takes from each token to its left and from itself."""
+    return weight_map([row[: number + 1] for number, row in enumerate(weights)], labels, labels, title)
+
+
+def weight_map(weights: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], title: str) -> str:
+    """A map of rows by columns: how much each row takes from each column, the more the darker; short rows end early."""
     cell = 24
-    margin = 16 + 7 * max(len(label) for label in labels)
-    size = cell * len(labels)
-    side = margin + size
-    parts = [f'<svg class="map" viewBox="0 0 {side + 4} {side + 24}" width="{side + 4}" role="img">']
-    parts.append(text(margin + size / 2, 14, title, "middle", "name"))
-    for row, label in enumerate(labels):
-        y = 24 + row * cell
-        parts.append(text(margin - 6, y + 16, label, "end"))
-        parts.append(
-            f'<text class="tick" transform="translate({margin + row * cell + 15},{24 + size + 8}) rotate(90)">'
-            f"{escape(label)}</text>"
-        )
-        for column in range(row + 1):
-            weight = weights[row][column]
+    left, below = (16 + max(map(breadth, labels)) for labels in (rows, columns))
+    width = max(left + cell * len(columns), breadth(title)) + 4
+    height = 24 + cell * len(rows) + below
+    parts = [f'<svg class="map" viewBox="0 0 {width} {height}" width="{width}" role="img">']
+    parts.append(text(max(left + cell * len(columns) / 2, breadth(title) / 2), 14, title, "middle", "name"))
+    for number, label in enumerate(columns):
+        place = f"translate({left + number * cell + 8},{24 + cell * len(rows) + 8}) rotate(90)"
+        parts.append(f'<text class="tick" transform="{place}">{escape(label)}</text>')
+    for number, label in enumerate(rows):
+        y = 24 + number * cell
+        parts.append(text(left - 6, y + 16, label, "end"))
+        for column, weight in enumerate(weights[number]):
             parts.append(
-                f'<rect x="{margin + column * cell}" y="{y}" width="{cell - 1}" height="{cell - 1}" fill="var(--one)" '
-                f'fill-opacity="{0.04 + 0.96 * weight:.3f}"><title>{escape(label)} looks at {escape(labels[column])}: '
+                f'<rect x="{left + column * cell}" y="{y}" width="{cell - 1}" height="{cell - 1}" fill="var(--one)" '
+                f'fill-opacity="{0.04 + 0.96 * weight:.3f}"><title>{escape(label)} looks at {escape(columns[column])}: '
                 f"{weight:.0%}</title></rect>"
             )
     parts.append("</svg>")
     return "".join(parts)
+
+
+def breadth(words: str) -> int:
+    """About how many pixels a label takes; characters of East Asian scripts are as broad as high."""
+    return sum(13 if unicodedata.east_asian_width(character) in "WF" else 7 for character in words)
 
 
 def bar(share: float) -> str:

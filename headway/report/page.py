@@ -39,6 +39,13 @@ def page(title: str, sections: Sequence[str]) -> str:
     )
 
 
+def svg_file(svg: str) -> str:
+    """A chart as a file by itself, which follows the light or dark theme of whoever shows it."""
+    style = f"<style>{STYLE}svg {{ background: var(--paper); font-family: system-ui, sans-serif; }}</style>"
+    head, _, rest = svg.partition(">")
+    return f'{head} xmlns="http://www.w3.org/2000/svg">{style}{rest}\n'
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
     """A table of HTML cells; the columns `numbers` are set to the right."""
     head = "".join(f"<th>{cell}</th>" for cell in header)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from headway.data.catalog import resolve
 from headway.errors import DataError, TextError, UserError, nearest
+from headway.files import one_line
 from headway.generation.beam import Hypothesis, beam_search
 from headway.memory import Room
 from headway.models import Seq2SeqModel
@@ -39,6 +40,8 @@ SCORED_AT_ONCE = 64  # sentences whose loss is computed together
 @dataclass
 class SequenceToSequenceSettings:
     """`[task]` with name = "sequence_to_sequence"."""
+
+    reads_source = True
 
     name: str = setting("sequence_to_sequence", "which task")
     source: str = setting(REQUIRED, "what is read: a file of lines, or a table that has both sides", path=True)
@@ -74,22 +77,36 @@ class SequenceToSequenceSettings:
             yield "holdout", "holdout and test_holdout leave nothing to learn from"
 
     def texts(self, say: Notes) -> list[str]:
-        pairs = self.read("train", say)
-        return [text for pair in pairs for text in (pair.source, f"{pair.target}")]
+        """Both sides of what is learned. What there is to say of the files is said when the task loads them."""
+        return [text for pair in self.read("train") for text in (pair.source, f"{pair.target}")]
+
+    def files(self, split: str) -> tuple[str, str | None]:
+        """Where the sources and the targets of a split or of a file stand; None: in the same table."""
+        if split not in SPLITS:
+            return split, None
+        if self.is_part(split):
+            return self.source, self.target
+        return getattr(self, split), getattr(self, f"{split}_target")
+
+    def is_part(self, split: str) -> bool:
+        """Whether this is a split that has no file of its own, but a part of the one to learn from."""
+        return split == "train" or (split in SPLITS and getattr(self, split) is None)
 
     def read(self, split: str, say: Notes = silent) -> list[Pair]:
-        """The pairs of a split: of its own file, or of those that the file to learn from holds out for it."""
-        if split in ("dev", "test") and getattr(self, split) is not None:
-            return self.read_files(getattr(self, split), getattr(self, f"{split}_target"), say)
-        pairs = self.read_files(self.source, self.target, say)
-        return [pair for pair in pairs if self.split_of(pair) == split]
-
-    def read_files(self, source: str, target: str | None, say: Notes = silent) -> list[Pair]:
+        """The pairs of a file, or of a split: of its own file, or those that the file to learn from has for it."""
+        source, target = self.files(split)
         columns = None
         if self.source_column is not None and self.target_column is not None:
             columns = (self.source_column, self.target_column)
-        paths = resolve(source), resolve(target) if target else None
-        return read_parallel(*paths, columns=columns, strict=self.strict, errors=self.errors, say=say)
+        pairs = read_parallel(
+            resolve(source),
+            resolve(target) if target else None,
+            columns=columns,
+            strict=self.strict,
+            errors=self.errors,
+            say=say,
+        )
+        return [pair for pair in pairs if self.split_of(pair) == split] if self.is_part(split) else pairs
 
     def split_of(self, pair: Pair) -> str:
         """Which split a pair of the file to learn from belongs to: a function of its text alone."""
@@ -112,6 +129,15 @@ class Translation:
     score: float
 
 
+@dataclass(frozen=True)
+class Alignment:
+    """How much each token of a target looked at each token of its source when it was written; rows of T by S."""
+
+    source: list[int]  # S tokens
+    target: list[int]  # T tokens, the end mark last
+    weights: list[list[float]]
+
+
 class SequenceToSequence(Task):
     metric = "bleu"
     higher_is_better = True
@@ -125,8 +151,7 @@ class SequenceToSequence(Task):
 
     def load(self) -> None:
         pairs = self.pairs("train")
-        sources = [self.encode(pair.source, pair) for pair in pairs]
-        targets = [[self.tokenizer.mask, *self.encode(f"{pair.target}", pair), self.tokenizer.mask] for pair in pairs]
+        sources, targets = self.rows(pairs, "train")
         fit = [max(len(x), len(y) - 1) <= self.longest for x, y in zip(sources, targets, strict=True)]
         if not any(fit):
             raise DataError(
@@ -142,13 +167,22 @@ class SequenceToSequence(Task):
         self.targets = Corpus.of(row for row, fits in zip(targets, fit, strict=True) if fits)
         self.examples = len(self.sources)
         self.source_width = int(self.sources.lengths.max())
-        self.pairs("dev")  # what is wrong with it shows now
+        self.rows(self.pairs("dev"), "dev")  # what is wrong with it shows now
 
-    def encode(self, text: str, pair: Pair | None = None) -> list[int]:
+    def rows(self, pairs: Sequence[Pair], split: str) -> tuple[list[list[int]], list[list[int]]]:
+        """The sources and, between marks, the targets of a split's pairs as tokens."""
+        source, target = self.settings.files(split)
+        mark = self.tokenizer.mask
+        sources = [self.encode(pair.source, f"{source}:{pair.line}: ") for pair in pairs]
+        written = [self.encode(f"{pair.target}", f"{target or source}:{pair.line}: ") for pair in pairs]
+        return sources, [[mark, *tokens, mark] for tokens in written]
+
+    def encode(self, text: str, place: str = "") -> list[int]:
+        """The tokens of a text; `place` says where it stands, should it be refused."""
         try:
             return self.tokenizer.encode(self.tokenizer.lead + text)
         except TextError as error:
-            raise TextError(f"line {pair.line}: {error}" if pair is not None else str(error)) from None
+            raise TextError(f"{place}{error}") from None
 
     @property
     def width(self) -> int:
@@ -167,14 +201,14 @@ class SequenceToSequence(Task):
         return self.splits[split]
 
     def read_split(self, split: str) -> list[Pair]:
-        if split in SPLITS:
-            pairs = self.settings.read(split)
-            if split == "test" and not pairs:
-                raise UserError("this run has no test split (task.test, task.test_holdout); name a file instead")
-            return pairs
-        if not resolve(split).is_file() and "." not in split and "/" not in split:
+        if split not in SPLITS and not resolve(split).is_file() and "." not in split and "/" not in split:
             raise UserError(f"'{split}' is neither a split nor a file{nearest(split, SPLITS)}")
-        return self.settings.read_files(split, None)
+        notes: list[str] = []
+        pairs = self.settings.read(split, notes.append)
+        if split == "test" and not pairs:
+            raise UserError("this run has no test split (task.test, task.test_holdout); name a file instead")
+        self.notes += [note for note in notes if note not in self.notes]  # splits may share a file
+        return pairs
 
     def evaluate(
         self, model: Seq2SeqModel, split: str = "dev", among: Ranks = ALONE, beam: int | None = None
@@ -188,7 +222,7 @@ class SequenceToSequence(Task):
         predictions = among.gather([each[0].text for each in written])
         references = [f"{pair.target}" for pair in pairs]
         cut = tokenizer_for(references) if self.settings.bleu == "auto" else self.settings.bleu
-        loss, right, tokens = self.teacher_forced(model, mine, among)
+        loss, right, tokens = self.teacher_forced(model, mine, split, among)
         buckets = by_length([pair.source for pair in pairs], predictions, references, cut)
         return {
             "sentences": len(pairs),
@@ -203,7 +237,7 @@ class SequenceToSequence(Task):
 
     @torch.inference_mode()
     def teacher_forced(
-        self, model: Seq2SeqModel, pairs: Sequence[Pair], among: Ranks = ALONE
+        self, model: Seq2SeqModel, pairs: Sequence[Pair], split: str, among: Ranks = ALONE
     ) -> tuple[float, float, int]:
         """(loss a token, share of tokens that are the likeliest, number of tokens) of the references, in all ranks.
 
@@ -212,9 +246,9 @@ class SequenceToSequence(Task):
         training = model.training
         model.eval()
         device = next(model.parameters()).device
-        mark = self.tokenizer.mask
-        sources = [self.encode(pair.source, pair)[: self.block] for pair in pairs]
-        targets = [[mark, *self.encode(f"{pair.target}", pair)[: self.block - 1], mark] for pair in pairs]
+        sources, targets = self.rows(pairs, split)
+        sources = [row[: self.block] for row in sources]
+        targets = [[*row[: min(self.block, len(row) - 1)], self.tokenizer.mask] for row in targets]
         order = sorted(range(len(pairs)), key=lambda row: len(targets[row]))
         sums = torch.zeros(3, dtype=torch.float64)  # loss, right, tokens
 
@@ -245,26 +279,47 @@ class SequenceToSequence(Task):
         """
         sources = [self.encode(text)[: self.block] if text.strip() else [] for text in texts]
         rows = [row for row, source in enumerate(sources) if source]
-        mark = self.tokenizer.mask
-        found = beam_search(
-            model,
-            [sources[row] for row in rows],
-            self.settings.beam if beam is None else beam,
-            self.block - 1,
-            begin=mark,
-            end=mark,
-            shortest=1,  # of something, something
-            length_penalty=self.settings.length_penalty,
-            best=best,
-        )
+        found = self.search(model, [sources[row] for row in rows], beam, best)
         written = [[Translation("", 0.0, 0.0)] for _ in texts]
         for row, hypotheses in zip(rows, found, strict=True):
             written[row] = [self.translation(hypothesis) for hypothesis in hypotheses]
         return written
 
+    def search(
+        self, model: Seq2SeqModel, sources: Sequence[Sequence[int]], beam: int | None = None, best: int = 1
+    ) -> list[list[Hypothesis]]:
+        """The `best` targets of each source, as tokens."""
+        return beam_search(
+            model,
+            sources,
+            self.settings.beam if beam is None else beam,
+            self.block,
+            begin=self.tokenizer.mask,
+            end=self.tokenizer.mask,
+            shortest=1,  # of something, something
+            length_penalty=self.settings.length_penalty,
+            best=best,
+        )
+
+    @torch.inference_mode()
+    def alignment(self, model: Seq2SeqModel, text: str, target: str | None = None) -> Alignment | None:
+        """Where the model looks while it writes `target`, or without one its own translation; None: it never looks."""
+        if not text.strip():
+            raise TextError("there is nothing to look at in an empty source; give it some text")
+        source, written = self.encode(text), self.encode(target or "")
+        for name, side, most in (("source", source, self.block), ("target", written, self.block - 1)):
+            if len(side) > most:
+                raise TextError(f"the {name} has {len(side)} tokens, the model holds {most} (model.block); shorten it")
+        if target is None:
+            written = self.search(model, [source])[0][0].tokens[: self.block - 1]
+        mark, device = self.tokenizer.mask, next(model.parameters()).device
+        given = (torch.tensor([row], device=device) for row in ([mark, *written], source))
+        weights = model.alignment(*given)
+        return None if weights is None else Alignment(source, [*written, mark], weights[0].float().tolist())
+
     def translation(self, hypothesis: Hypothesis) -> Translation:
         text = self.tokenizer.decode(hypothesis.tokens).removeprefix(self.tokenizer.lead)
-        return Translation(" ".join(text.split("\n")), hypothesis.logprob, hypothesis.score)
+        return Translation(one_line(text), hypothesis.logprob, hypothesis.score)
 
     def is_cut(self, text: str) -> int:
         """How many tokens a source has, where that is more than the model reads; else 0."""

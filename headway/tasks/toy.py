@@ -9,10 +9,12 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from headway.data.catalog import resolve
 from headway.settings import setting
-from headway.tasks.sequence_to_sequence import SequenceToSequence
+from headway.tasks.sequence_to_sequence import SPLITS, SequenceToSequence
 from headway.text import Notes, Pair, Tokenizer
 from headway.text.plain import silent
+from headway.text.readers import read_parallel
 
 KINDS = ("copy", "reverse")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -21,6 +23,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 @dataclass
 class ToySettings:
     """`[task]` with name = "toy"."""
+
+    reads_source = True
 
     name: str = setting("toy", "which task")
     kind: str = setting("reverse", "what is to be written", choices=KINDS)
@@ -47,6 +51,8 @@ class ToySettings:
 
     def read(self, split: str, say: Notes = silent) -> list[Pair]:
         """Rows of their own for each split; dev and test have none that train has."""
+        if split not in SPLITS:
+            return read_parallel(resolve(split), say=say)
         counts = {"train": self.rows, "dev": self.held_out, "test": self.held_out}
         seen = {pair.source for pair in self.read("train")} if split != "train" else set()
         source = random.Random(f"{self.seed}/{split}")
@@ -60,11 +66,8 @@ class ToySettings:
                 break
         return pairs
 
-    def read_files(self, source: str, target: str | None, say: Notes = silent) -> list[Pair]:
-        from headway.data.catalog import resolve
-        from headway.text.readers import read_parallel
-
-        return read_parallel(resolve(source), say=say)
+    def files(self, split: str) -> tuple[str, None]:
+        return (self.source if split in SPLITS else split), None
 
     def build(self, tokenizer: Tokenizer, block: int) -> SequenceToSequence:
         return SequenceToSequence(self, tokenizer, block)

@@ -23,6 +23,7 @@ class Bucket:
     high: int | None
     sentences: int
     bleu: float
+    exact: float
 
     @property
     def name(self) -> str:
@@ -30,13 +31,14 @@ class Bucket:
 
 
 def corpus_scores(predictions: Sequence[str], references: Sequence[str], tokenize: str) -> dict[str, Any]:
-    """BLEU and chrF of the whole, each with its signature."""
+    """BLEU and chrF of the whole, each with its signature, and the share of sentences that are their references."""
     from sacrebleu.metrics import BLEU, CHRF
 
     bleu, chrf = BLEU(tokenize=tokenize, force=True), CHRF()
     return {
         "bleu": bleu.corpus_score(list(predictions), [list(references)]).score,
         "chrf": chrf.corpus_score(list(predictions), [list(references)]).score,
+        "exact": exact(predictions, references),
         "signature": str(bleu.get_signature()),
         "chrf_signature": str(chrf.get_signature()),
     }
@@ -55,9 +57,15 @@ def by_length(
     for low, high in zip((1, *(most + 1 for most in BUCKETS)), (*BUCKETS, None), strict=True):
         rows = [row for row, length in enumerate(lengths) if low <= length and (high is None or length <= high)]
         if rows:
-            score = bleu.corpus_score([predictions[row] for row in rows], [[references[row] for row in rows]]).score
-            found.append(Bucket(low, high, len(rows), score))
+            written, wanted = ([side[row] for row in rows] for side in (predictions, references))
+            score = bleu.corpus_score(written, [wanted]).score
+            found.append(Bucket(low, high, len(rows), score, exact(written, wanted)))
     return found
+
+
+def exact(predictions: Sequence[str], references: Sequence[str]) -> float:
+    """The share of predictions that are their references."""
+    return sum(map(str.__eq__, predictions, references)) / max(1, len(references))
 
 
 def count_words(text: str) -> int:

@@ -136,7 +136,7 @@ class TestScheduledSampling:
     def test_guesses_take_the_place_of_tokens(self, attention: str) -> None:
         """At probability 1 the target but for its beginning is not looked at: it is what greedy decoding sees."""
         model = tiny_rnn(attention=attention).train()
-        model.sampling = 1.0
+        model.settings.sampling = 1.0
         found = model(self.target, self.source)
         state, given = model.start(self.source, 5), self.target[:, 0]
         for place in range(5):
@@ -148,9 +148,9 @@ class TestScheduledSampling:
         model = tiny_rnn()
         expected = model(self.target, self.source)
         model.train()
-        model.sampling = 1e-12
+        model.settings.sampling = 1e-12
         torch.testing.assert_close(model(self.target, self.source), expected)
-        model.sampling = 1.0
+        model.settings.sampling = 1.0
         assert not torch.allclose(model(self.target, self.source), expected)
         torch.testing.assert_close(model.eval()(self.target, self.source), expected)
 

@@ -1,0 +1,194 @@
+"""Whatever is wrong with pairs, or with what is to be translated: said with file, line and way out."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import headway
+from headway.cli import run_command
+from tests.test_bad_input import Captured, refused
+
+SOURCES = ["ein hund", "zwei kinder", "das gras", "ein kind", "der park", "im gras"]
+TARGETS = ["a dog", "two children", "the grass", "a child", "the park", "in the grass"]
+
+
+def tables(folder: Path, kind: str = "characters") -> dict:
+    """A tiny run over the two files in a folder."""
+    (folder / "de.txt").write_text("\n".join(SOURCES) + "\n")
+    (folder / "en.txt").write_text("\n".join(TARGETS) + "\n")
+    task = {"name": "sequence_to_sequence", "source": str(folder / "de.txt"), "target": str(folder / "en.txt")}
+    return {
+        "tokenizer": {"kind": kind},
+        "model": {"kind": "rnn_seq2seq", "width": 8, "hidden": 8, "block": 16},
+        "task": task | {"holdout": 0.0, "beam": 2},
+        "training": {"steps": 1, "batch_size": 2},
+    }
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    from headway.settings import to_toml
+
+    (tmp_path / "run.toml").write_text(to_toml(tables(tmp_path)))
+    return tmp_path / "run.toml"
+
+
+@pytest.fixture(scope="module", params=["characters", "bpe"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    return headway.train(tables(folder, request.param), folder / "run").path
+
+
+@pytest.fixture(scope="module")
+def spells_anything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("anything")
+    return headway.train(tables(folder, "bpe"), folder / "run").path
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
+    """Standard input, from a pipe."""
+    data = io.BytesIO("".join(f"{line}\n" for line in lines).encode())
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=data, isatty=lambda: False))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["task.target=nowhere.txt"], "nowhere.txt: no such file"),
+        (["task.target=de.txt"], "de.txt: given as source and as target; name the file that holds the other side"),
+        (["task.target=short.txt"], "de.txt: 6 lines, but {folder}/short.txt: 2 lines; line by line"),
+        (["task.target=gap.txt", "task.strict=true"], "gap.txt:2: empty target to 'zwei kinder'"),
+        (["task.dev=de.txt"], "de.txt:1: 1 column where 2 are wanted (source<TAB>target): 'ein hund'"),
+        (["task.dev=new.txt", "task.dev_target=en.txt"], "new.txt:3: never seen in training: 'ñ' (U+00F1)"),
+        (["task.dev_target=en.txt"], "task.dev_target: there are targets and no sources; name them as dev"),
+        (["task.source_column=de"], "task.source_column: a table needs both columns: source_column and target_column"),
+        (["task.longest=2"], "de.txt: none of its 6 pairs has at most 2 tokens a side (task.longest, model.block)"),
+        (
+            ["model.kind=gpt"],
+            "model.kind = 'gpt': task, sequence_to_sequence, reads a source, which this model does not",
+        ),
+        (["task.beam=0"], "task.beam = 0: must be at least 1"),
+    ],
+)
+def test_pairs_that_cannot_be_learned_are_refused(
+    run_file: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, settings: list[str], message: str
+) -> None:
+    folder = run_file.parent
+    monkeypatch.chdir(folder)
+    (folder / "short.txt").write_text("a dog\ntwo children\n")
+    (folder / "gap.txt").write_text("\n".join(["a dog", "", *TARGETS[2:]]) + "\n")
+    (folder / "new.txt").write_text("\n".join(["ein", "ein", "ein ñ", *SOURCES[3:]]) + "\n")
+    before = sorted(folder.iterdir())
+    sets = [part for setting in settings for part in ("--set", setting)]
+    shown = refused(capsys, "train", run_file, "--out", folder / "run", *sets)
+    assert message.format(folder=folder) in shown
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (("german", "english"), "table.tsv:1: no column 'german' in the header row"),
+        (("de", "englisch"), "table.tsv:1: no column 'englisch' in the header row"),
+        ((0, 2), "table.tsv:1: no column 2; there are 2, counted from 0"),
+    ],
+)
+def test_columns_that_do_not_exist_are_refused(
+    tmp_path: Path, capsys: Captured, columns: tuple[str | int, str | int], message: str
+) -> None:
+    (tmp_path / "table.tsv").write_text("de\ten\nein hund\ta dog\n")
+    lines = ['[model]\nkind = "encoder_decoder"\n[task]\nname = "sequence_to_sequence"\nsource = "table.tsv"']
+    lines += [f"{side}_column = {name!r}" for side, name in zip(("source", "target"), columns, strict=True)]
+    (tmp_path / "run.toml").write_text("\n".join(lines))
+    assert message in refused(capsys, "train", tmp_path / "run.toml", "--out", tmp_path / "run")
+
+
+def test_what_is_dropped_and_what_is_too_long_is_said_once(run_file: Path, capsys: Captured) -> None:
+    folder = run_file.parent
+    (folder / "de.txt").write_text("\n".join([*SOURCES, "", "das gras und der park"]) + "\n")
+    (folder / "en.txt").write_text("\n".join([*TARGETS, "a dog", "the grass"]) + "\n")
+    assert run_command(["train", str(run_file), "--out", str(folder / "run")]) == 0
+    shown = capsys.readouterr().err
+    assert shown.count("de.txt: 1 pair with an empty side dropped (line 7)") == 1
+    assert shown.count("de.txt: 1 of 7 pairs have more than 16 tokens on a side and are not learned (task.longest") == 1
+    assert run_command(["evaluate", str(folder / "run"), "--split", "train"]) == 0
+    captured = capsys.readouterr()
+    assert "1 pair with an empty side dropped (line 7)" in captured.err and "BLEU by sacrebleu, nrefs:1" in captured.out
+    assert len((folder / "run" / "predictions" / "train.txt").read_text().splitlines()) == 7
+
+
+# ---- what is asked of a trained model
+
+
+def test_a_character_never_seen_is_named_with_its_line_or_spelled(
+    trained: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed(monkeypatch, ["ein hund", "ein ñandú"])
+    capsys.readouterr()
+    if "characters" in str(trained):
+        assert "standard input:2: never seen in training: 'ñ' (U+00F1)" in refused(capsys, "predict", trained)
+    else:
+        assert run_command(["predict", str(trained)]) == 0
+        assert len(capsys.readouterr().out.split("\n")) == 3
+
+
+def test_a_line_comes_out_for_every_line_in(
+    spells_anything: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long, empty, unseen, repeated: each gives in the crowd what it gives by itself."""
+    kinds = ["ein hund", "", "das gras " * 30, "ñ \u2028 \x85 ☃", "   ", "ein hund", "im gras\r", "\t"]
+    lines = [kinds[number * 5 % len(kinds)] + "x" * (number % 4 == 3) for number in range(1000)]
+    typed(monkeypatch, lines)
+    capsys.readouterr()
+    assert run_command(["predict", str(spells_anything), "--beam", "1"]) == 0
+    captured = capsys.readouterr()
+    out = captured.out.split("\n")
+    assert len(out) == 1001 and out[-1] == ""
+    run = headway.load(spells_anything)
+    alone = {line: run.translate(line.rstrip("\r"), beam=1)[0][0].text for line in set(lines)}
+    assert out[:-1] == [alone[line] for line in lines]
+    assert all((text == "") for line, text in zip(lines, out, strict=False) if not line.strip())
+    first = next(number for number, line in enumerate(lines, 1) if len(line) > 100)
+    assert f"standard input:{first}: " in captured.err and "of which the model reads the first 16" in captured.err
+    assert captured.err.count("standard input") == sum(len(line) > 100 for line in lines)
+
+
+def test_an_argument_that_is_too_long_is_cut_and_said(spells_anything: Path, capsys: Captured) -> None:
+    capsys.readouterr()
+    assert run_command(["predict", str(spells_anything), "das gras " * 9, "ein hund"]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 2 and "tokens, of which the model reads the first 16" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("predict", "--beam", 0, "ein hund"), "--beam 0: at least 1 is needed, which is greedy decoding"),
+        (("predict", "--beam", 2, "--best", 3, "ein hund"), "--best 3: a beam of 2 has no more than 2 to show"),
+        (("evaluate", "--beam", 0), "--beam 0: at least 1 is needed, which is greedy decoding"),
+        (("evaluate", "--split", "dev"), "nothing was held out to measure on; name a file with --split"),
+        (("evaluate", "--split", "test"), "no test split"),
+        (("evaluate", "--split", "tset"), "did you mean 'test'?"),
+        (("evaluate", "--split", "nowhere.tsv"), "nowhere.tsv: no such file"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(
+    spells_anything: Path, capsys: Captured, arguments: tuple[object, ...], message: str
+) -> None:
+    command, *rest = arguments
+    assert message in refused(capsys, command, spells_anything, *rest)
+
+
+def test_what_is_dropped_of_a_table_is_said(spells_anything: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "more.tsv").write_text("ein hund\ta dog\n\tnothing\ndas gras\tthe grass\n")
+    copy = shutil.copytree(spells_anything, tmp_path / "run")
+    capsys.readouterr()
+    assert run_command(["evaluate", str(copy), "--split", str(tmp_path / "more.tsv")]) == 0
+    assert "more.tsv: 1 pair with an empty side dropped (line 2)" in capsys.readouterr().err
+    assert (copy / "predictions" / "more.tsv.txt").read_text().count("\n") == 2

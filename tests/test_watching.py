@@ -286,10 +286,10 @@ def test_what_was_last_recorded_and_saved_is_said() -> None:
 
 
 def test_a_score_of_another_name_is_the_one_that_was_the_best() -> None:
-    records = [logged(10, 3.0), evaluated(10, tokens=7, clarity=31.25, loss=2.0)]
+    records = [logged(10, 3.0), evaluated(10, tokens=7, rouge=31.25, loss=2.0)]
     run = make_run("run", records, state={"step": 10, "best_step": 10, "best_value": 31.25})
-    assert "best dev clarity 31.25 at step 10" in words(run)
-    assert re.search("^ +dev bleu  ", shown(run), re.MULTILINE)
+    assert "best dev rouge 31.25 at step 10" in words(run)
+    assert re.search("^ +dev rouge  ", shown(run), re.MULTILINE)
 
 
 def test_losses_that_are_not_finite_are_gaps_and_are_said() -> None:

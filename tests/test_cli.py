@@ -555,3 +555,19 @@ def test_data_check_reports_every_file(tmp_path: Path, capsys: Captured) -> None
     assert f"{tmp_path / 'bad.tsv'}:2: 1 column where 2 are wanted" in captured.err
     assert "1 of 2 files cannot be used as they are" in captured.err
     assert "good.tsv: 1 questions with answers" in captured.out
+
+
+def test_threads_give_up_a_core_soon_unless_somebody_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headway.cli import wait_politely
+
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    wait_politely()
+    assert os.environ["GOMP_SPINCOUNT"] == "1000"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    wait_politely()
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    wait_politely()
+    assert "GOMP_SPINCOUNT" not in os.environ

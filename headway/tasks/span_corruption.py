@@ -32,7 +32,7 @@ from headway.errors import DataError, UserError
 from headway.models import CausalModel
 from headway.ranks import ALONE, Ranks
 from headway.settings import setting
-from headway.tasks.base import Batch, Task, mean_loss
+from headway.tasks.base import Batch, Sampled
 from headway.tasks.corpus import Corpus, CorpusSettings, heading_end
 from headway.text import Tokenizer
 
@@ -58,12 +58,14 @@ class SpanCorruptionSettings(CorpusSettings):
         return SpanCorruption(self, tokenizer, block)
 
 
-class SpanCorruption(Task):
+class SpanCorruption(Sampled):
     def __init__(self, settings: SpanCorruptionSettings, tokenizer: Tokenizer, block: int) -> None:
         super().__init__(tokenizer, block)
         self.settings = settings
-        marks = 2 + settings.closing
-        self.longest = min(int(block * settings.longest), block + 1 - marks)  # a row has one token more than its inputs
+        self.marks = 2 + settings.closing
+        self.longest = min(
+            int(block * settings.longest), block + 1 - self.marks
+        )  # a row has one token more than its inputs
 
     def load(self) -> None:
         documents = self.settings.read(self.settings.corpus)
@@ -82,8 +84,7 @@ class SpanCorruption(Task):
 
     @property
     def width(self) -> int:
-        marks = 2 + self.settings.closing
-        return min(self.longest, int(self.corpus.lengths.max())) + marks - 1
+        return min(self.longest, int(self.corpus.lengths.max())) + self.marks - 1
 
     def noise(self, count: int, generator: torch.Generator) -> Tensor:
         return torch.rand(8, count, generator=generator, dtype=torch.float64)
@@ -156,13 +157,7 @@ class SpanCorruption(Task):
         if split not in ("train", "dev"):
             there = replace(self.settings, corpus=split).build(self.tokenizer, self.block)
             return there.evaluate(model, "train", among, rows)
-        if not hasattr(self, "corpus"):
-            self.load()
-        generator = torch.Generator().manual_seed(0)
-        sample = torch.randperm(self.examples, generator=generator)[:rows]
-        batches = [self.batch(part, generator) for part in sample.split(64)]
-        loss, count = mean_loss(model, among.share(batches), among)
-        return {"loss": loss, "tokens": count}
+        return super().evaluate(model, split, among, rows)
 
 
 def pick(u: Tensor, low: int | Tensor, high: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -78,7 +79,7 @@ class Layout:
         return self.model
 
 
-class Several(Layout):
+class Several(Layout, ABC):
     """The model on several processes."""
 
     forward: nn.Module  # what a batch goes through
@@ -98,9 +99,9 @@ class Several(Layout):
     def describe_engine(self, settings: Any, device: torch.device) -> str:
         return "operation by operation, as one process cannot capture what it exchanges with others"
 
+    @abstractmethod
     def exchanging(self, now: bool) -> AbstractContextManager[None]:
         """Within it, gradients are exchanged if it is time, else only added up."""
-        raise NotImplementedError
 
 
 class Replicated(Several):

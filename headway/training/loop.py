@@ -335,7 +335,7 @@ class Trainer:
         rate = plan.rate(step) * settings.learning_rate
         many, way = "", f', or pass over such steps with {stage.place}.bad_steps = "skip"'
         if settings.bad_steps == "skip":
-            many, way = f", the {IN_A_ROW}th such step in a row", ""
+            many, way = (f", the {IN_A_ROW}th such step in a row" if state.skipped_in_a_row else ""), ""
         raise UserError(
             f"{what} (learning rate {rate:.2g}){many}; it changed no weight{before}. Lower {stage.place}.learning_rate "
             f"or lengthen {stage.place}.warmup{way}; its rows are {describe_rows(plan.streams, step)}"

@@ -101,6 +101,12 @@ def train(
 def evaluate(
     run: RunPath,
     split: Annotated[str, typer.Option(metavar="dev|FILE", help="train, dev, test, or a file.")] = "dev",
+    target: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="FILE", help="What the lines of --split should become, line by line (sequence to sequence)."
+        ),
+    ] = None,
     out: Annotated[Optional[Path], typer.Option(help="Where predictions go, one a line.")] = None,  # noqa: UP045
     beam: Beam = None,
     device: Device = "auto",
@@ -108,7 +114,7 @@ def evaluate(
     """Score a run on a split of its data or on a file."""
     from headway.commands import evaluate_command
 
-    evaluate_command(run, split, out, beam, device)
+    evaluate_command(run, split, target, out, beam, device)
 
 
 @app.command()

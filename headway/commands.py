@@ -92,13 +92,15 @@ def summary(run: Run) -> str:
     return ", ".join(parts + [f"dev {score}" for score in scores(run.evaluation)])
 
 
-def evaluate_command(path: Path, split: str, out: Path | None, beam: int | None, device: str) -> None:
+def evaluate_command(
+    path: Path, split: str, target: str | None, out: Path | None, beam: int | None, device: str
+) -> None:
     with joined() as ranks:
         run = opened(path, device)
         if beam is not None and not isinstance(run.task, SequenceToSequence):
             raise UserError(f"--beam {beam}: a run whose task is {run.settings.task.name} is not scored by beam search")
         check_beam(beam, 1, 1)
-        result = run.evaluate(split, ranks, **({} if beam is None else {"beam": beam}))
+        result = run.evaluate(split, ranks, target, **({} if beam is None else {"beam": beam}))
         if ranks.leads:
             for note in run.task.notes:
                 print(note, file=sys.stderr)

@@ -82,8 +82,21 @@ class Run:
     def parameters(self) -> int:
         return parameter_count(self.model)
 
-    def evaluate(self, split: str = "dev", among: Ranks = ALONE, **options: Any) -> Record:
-        """Score the model on a split or a file; see the task's `evaluate`, which may take more `options`."""
+    def evaluate(
+        self, split: str = "dev", among: Ranks = ALONE, target: str | Path | None = None, **options: Any
+    ) -> Record:
+        """Score the model on a split or a file; see the task's `evaluate`, which may take more `options`.
+
+        For a run that writes one text after reading another, `split` may be a file of sources and `target` the file
+        that has what they should become, line by line.
+        """
+        if target is not None:
+            if not isinstance(self.task, SequenceToSequence):
+                raise UserError(
+                    f"target {target}: a run whose task is {self.settings.task.name} is scored on one file, without "
+                    "targets beside it; leave --target (target) out"
+                )
+            options["target"] = str(target)
         return self.task.evaluate(self.model, split, among, **options)
 
     def answer(self, questions: str | Sequence[str], alternatives: int = 3) -> list[Answer]:

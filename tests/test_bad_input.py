@@ -193,6 +193,7 @@ def test_a_question_that_cannot_be_asked_is_refused(
         (("--split", "dve"), "'dve' is neither a split nor a file; did you mean 'dev'?"),
         (("--split", "test"), "this run has no test split"),
         (("--split", "nowhere.tsv"), "nowhere.tsv: no such file"),
+        (("--split", "dev", "--target", "x.en"), "target x.en: a run whose task is question_answering is scored"),
         (("--device", "gpu"), "'gpu': unknown"),
         (("--device", "cuda"), "'cuda': not on this machine"),
         (("--out", "/proc/nowhere/x.txt"), "/proc/nowhere/x.txt: cannot be written"),
@@ -200,7 +201,7 @@ def test_a_question_that_cannot_be_asked_is_refused(
     ],
 )
 def test_an_evaluation_that_cannot_be_made_is_refused(
-    trained: Path, capsys: Captured, arguments: tuple[str, str], message: str
+    trained: Path, capsys: Captured, arguments: tuple[str, ...], message: str
 ) -> None:
     if "cuda" in arguments and torch.cuda.is_available():
         pytest.skip("there is a GPU here")

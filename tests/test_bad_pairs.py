@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import shutil
 import sys
@@ -176,13 +177,54 @@ def test_an_argument_that_is_too_long_is_cut_and_said(spells_anything: Path, cap
         (("evaluate", "--split", "test"), "no test split"),
         (("evaluate", "--split", "tset"), "did you mean 'test'?"),
         (("evaluate", "--split", "nowhere.tsv"), "nowhere.tsv: no such file"),
+        (("evaluate", "--split", "{run}/../de.txt"), "as target (task.target, --target)"),
+        (("evaluate", "--split", "{run}/../de.txt", "--target", "nowhere.en"), "nowhere.en: no such file"),
+        (("evaluate", "--split", "nowhere.de", "--target", "{run}/../en.txt"), "nowhere.de: no such file"),
+        (("evaluate", "--split", "{run}/../de.txt", "--target", "{run}/../de.txt"), "given as source and as target"),
+        (("evaluate", "--split", "{run}/../de.txt", "--target", "{run}/run.toml"), "find where a line is missing"),
+        (("evaluate", "--target", "{run}/../en.txt"), "the split dev has targets of its own"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(
     spells_anything: Path, capsys: Captured, arguments: tuple[object, ...], message: str
 ) -> None:
-    command, *rest = arguments
+    command, *rest = (str(each).replace("{run}", str(spells_anything)) for each in arguments)
     assert message in refused(capsys, command, spells_anything, *rest)
+
+
+@pytest.mark.parametrize("task", ["sequence_to_sequence", "toy"])
+def test_two_files_are_scored_as_the_table_of_their_lines(task: str, tmp_path: Path, capsys: Captured) -> None:
+    table = tables(tmp_path)
+    if task == "toy":
+        table["task"] = {"name": "toy", "rows": 9, "held_out": 3}
+    else:  # columns are of tables, not of lines
+        (tmp_path / "pairs.tsv").write_text("de\ten\nein hund\ta dog\nim gras\tin grass\n")
+        table["task"] = {"name": task, "source": str(tmp_path / "pairs.tsv"), "holdout": 0.0}
+        table["task"] |= {"source_column": "de", "target_column": "en"}
+    run = headway.train(table, tmp_path / "run")
+    pairs = [("d e", "e d"), ("g", "g"), ("e i n", "n i e")]
+    header = "" if task == "toy" else "de\ten\n"
+    (tmp_path / "more.tsv").write_text(header + "".join(f"{source}\t{target}\n" for source, target in pairs))
+    for name, side in (("more.de.gz", 0), ("more.en.gz", 1)):
+        (tmp_path / name).write_bytes(gzip.compress("".join(f"{pair[side]}\n" for pair in pairs).encode()))
+    files = [tmp_path / "more.de.gz", tmp_path / "more.en.gz"]
+    wanted = run.evaluate(str(tmp_path / "more.tsv"))
+    assert wanted["sentences"] == 3 and run.evaluate(str(files[0]), target=files[1]) == wanted
+
+    capsys.readouterr()
+    assert run_command(["evaluate", str(run.path), "--split", str(files[0]), "--target", str(files[1])]) == 0
+    assert f"chrF {wanted['chrf']:.1f}" in capsys.readouterr().out
+    assert (run.path / "predictions/more.de.gz.txt").read_text().splitlines() == wanted["predictions"]
+
+
+def test_a_bad_line_is_named_with_the_file_that_it_stands_in(trained: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "de").write_text("ein hund\ndas gras\n")
+    (tmp_path / "en").write_text("a dog\nthe ☃\n")
+    arguments = ["evaluate", str(trained), "--split", str(tmp_path / "de"), "--target", str(tmp_path / "en")]
+    if "bpe" in str(trained):
+        assert run_command(arguments) == 0
+    else:
+        assert f"{tmp_path / 'en'}:2: never seen in training: '☃'" in refused(capsys, *arguments)
 
 
 def test_what_is_dropped_of_a_table_is_said(spells_anything: Path, tmp_path: Path, capsys: Captured) -> None:

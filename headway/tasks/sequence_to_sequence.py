@@ -80,10 +80,10 @@ class SequenceToSequenceSettings:
         """Both sides of what is learned. What there is to say of the files is said when the task loads them."""
         return [text for pair in self.read("train") for text in (pair.source, f"{pair.target}")]
 
-    def files(self, split: str) -> tuple[str, str | None]:
-        """Where the sources and the targets of a split or of a file stand; None: in the same table."""
+    def files(self, split: str, target: str | None = None) -> tuple[str, str | None]:
+        """Where sources and targets of a split stand, or of a file and its `target`; None: in the same table."""
         if split not in SPLITS:
-            return split, None
+            return split, target
         if self.is_part(split):
             return self.source, self.target
         return getattr(self, split), getattr(self, f"{split}_target")
@@ -92,11 +92,12 @@ class SequenceToSequenceSettings:
         """Whether this is a split that has no file of its own, but a part of the one to learn from."""
         return split == "train" or (split in SPLITS and getattr(self, split) is None)
 
-    def read(self, split: str, say: Notes = silent) -> list[Pair]:
-        """The pairs of a file, or of a split: of its own file, or those that the file to learn from has for it."""
-        source, target = self.files(split)
+    def read(self, split: str, say: Notes = silent, target: str | None = None) -> list[Pair]:
+        """The pairs of a file, perhaps with its targets in another, or of a split: of its own file, or those that the
+        file to learn from has for it."""
+        source, target = self.files(split, target)
         columns = None
-        if self.source_column is not None and self.target_column is not None:
+        if target is None and self.source_column is not None and self.target_column is not None:
             columns = (self.source_column, self.target_column)
         pairs = read_parallel(
             resolve(source),
@@ -147,11 +148,11 @@ class SequenceToSequence(Task):
         self.settings = settings
         self.smoothing = settings.label_smoothing
         self.longest = min(settings.longest or block, block)
-        self.splits: dict[str, list[Pair]] = {}
+        self.splits: dict[tuple[str, str | None], list[Pair]] = {}
 
     def load(self) -> None:
         pairs = self.pairs("train")
-        sources, targets = self.rows(pairs, "train")
+        sources, targets = self.rows(pairs, *self.settings.files("train"))
         fit = [max(len(x), len(y) - 1) <= self.longest for x, y in zip(sources, targets, strict=True)]
         if not any(fit):
             raise DataError(
@@ -167,11 +168,12 @@ class SequenceToSequence(Task):
         self.targets = Corpus.of(row for row, fits in zip(targets, fit, strict=True) if fits)
         self.examples = len(self.sources)
         self.source_width = int(self.sources.lengths.max())
-        self.rows(self.pairs("dev"), "dev")  # what is wrong with it shows now
+        self.rows(self.pairs("dev"), *self.settings.files("dev"))  # what is wrong with it shows now
 
-    def rows(self, pairs: Sequence[Pair], split: str) -> tuple[list[list[int]], list[list[int]]]:
-        """The sources and, between marks, the targets of a split's pairs as tokens."""
-        source, target = self.settings.files(split)
+    def rows(
+        self, pairs: Sequence[Pair], source: str, target: str | None = None
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """The sources and, between marks, the targets of pairs as tokens; they stand in these files."""
         mark = self.tokenizer.mask
         sources = [self.encode(pair.source, f"{source}:{pair.line}: ") for pair in pairs]
         written = [self.encode(f"{pair.target}", f"{target or source}:{pair.line}: ") for pair in pairs]
@@ -194,27 +196,40 @@ class SequenceToSequence(Task):
         batch.source = self.sources.padded(rows)[0]
         return batch
 
-    def pairs(self, split: str) -> list[Pair]:
-        """The pairs of a split, or of a file."""
-        if split not in self.splits:
-            self.splits[split] = self.read_split(split)
-        return self.splits[split]
+    def pairs(self, split: str, target: str | None = None) -> list[Pair]:
+        """The pairs of a split, of a table, or of a file of sources with its file of targets."""
+        if (split, target) not in self.splits:
+            self.splits[split, target] = self.read_split(split, target)
+        return self.splits[split, target]
 
-    def read_split(self, split: str) -> list[Pair]:
+    def read_split(self, split: str, target: str | None) -> list[Pair]:
+        if split in SPLITS and target is not None:
+            raise UserError(
+                f"target {target}: the split {split} has targets of its own; "
+                "name the file of sources that these belong to as the split (--split FILE)"
+            )
         if split not in SPLITS and not resolve(split).is_file() and "." not in split and "/" not in split:
             raise UserError(f"'{split}' is neither a split nor a file{nearest(split, SPLITS)}")
         notes: list[str] = []
-        pairs = self.settings.read(split, notes.append)
+        pairs = self.settings.read(split, notes.append, target)
         if split == "test" and not pairs:
             raise UserError("this run has no test split (task.test, task.test_holdout); name a file instead")
         self.notes += [note for note in notes if note not in self.notes]  # splits may share a file
         return pairs
 
     def evaluate(
-        self, model: Seq2SeqModel, split: str = "dev", among: Ranks = ALONE, beam: int | None = None
+        self,
+        model: Seq2SeqModel,
+        split: str = "dev",
+        among: Ranks = ALONE,
+        beam: int | None = None,
+        target: str | None = None,
     ) -> dict[str, Any]:
-        """BLEU, chrF, perplexity and the share of right next tokens; every prediction in the order of the sources."""
-        pairs = self.pairs(split)
+        """BLEU, chrF, perplexity and the share of right next tokens; every prediction in the order of the sources.
+
+        `split` is a split, a table, or a file of sources whose targets stand line by line in the file `target`.
+        """
+        pairs = self.pairs(split, target)
         if not pairs:
             return {"sentences": 0, "predictions": []}
         mine = among.share(pairs)
@@ -222,7 +237,7 @@ class SequenceToSequence(Task):
         predictions = among.gather([each[0].text for each in written])
         references = [f"{pair.target}" for pair in pairs]
         cut = tokenizer_for(references) if self.settings.bleu == "auto" else self.settings.bleu
-        loss, right, tokens = self.teacher_forced(model, mine, split, among)
+        loss, right, tokens = self.teacher_forced(model, mine, self.settings.files(split, target), among)
         buckets = by_length([pair.source for pair in pairs], predictions, references, cut)
         return {
             "sentences": len(pairs),
@@ -237,16 +252,16 @@ class SequenceToSequence(Task):
 
     @torch.inference_mode()
     def teacher_forced(
-        self, model: Seq2SeqModel, pairs: Sequence[Pair], split: str, among: Ranks = ALONE
+        self, model: Seq2SeqModel, pairs: Sequence[Pair], files: tuple[str, str | None], among: Ranks = ALONE
     ) -> tuple[float, float, int]:
         """(loss a token, share of tokens that are the likeliest, number of tokens) of the references, in all ranks.
 
-        Sides that the model cannot hold are cut.
+        The pairs stand in `files`. Sides that the model cannot hold are cut.
         """
         training = model.training
         model.eval()
         device = next(model.parameters()).device
-        sources, targets = self.rows(pairs, split)
+        sources, targets = self.rows(pairs, *files)
         sources = [row[: self.block] for row in sources]
         targets = [[*row[: min(self.block, len(row) - 1)], self.tokenizer.mask] for row in targets]
         order = sorted(range(len(pairs)), key=lambda row: len(targets[row]))

@@ -49,10 +49,10 @@ class ToySettings:
     def texts(self, say: Notes) -> list[str]:
         return [" ".join(LETTERS[: self.letters])]
 
-    def read(self, split: str, say: Notes = silent) -> list[Pair]:
+    def read(self, split: str, say: Notes = silent, target: str | None = None) -> list[Pair]:
         """Rows of their own for each split; dev and test have none that train has."""
         if split not in SPLITS:
-            return read_parallel(resolve(split), say=say)
+            return read_parallel(resolve(split), resolve(target) if target else None, say=say)
         counts = {"train": self.rows, "dev": self.held_out, "test": self.held_out}
         seen = {pair.source for pair in self.read("train")} if split != "train" else set()
         source = random.Random(f"{self.seed}/{split}")
@@ -66,8 +66,8 @@ class ToySettings:
                 break
         return pairs
 
-    def files(self, split: str) -> tuple[str, None]:
-        return (self.source if split in SPLITS else split), None
+    def files(self, split: str, target: str | None = None) -> tuple[str, str | None]:
+        return (self.source, None) if split in SPLITS else (split, target)
 
     def build(self, tokenizer: Tokenizer, block: int) -> SequenceToSequence:
         return SequenceToSequence(self, tokenizer, block)

@@ -1,14 +1,20 @@
-"""What may change when a run is resumed, and what that means for it."""
+"""What may change when a run is resumed, settings and data, and what that means for it."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headway.configuration import RunSettings
-from headway.files import write_bytes, write_text
+from headway.errors import RunError
+from headway.files import write_bytes, write_json, write_text
 
+Data = dict[str, dict[str, str]]
+"""Of each task, by the place of its table, the files that it read, in their order, and the SHA-256 of their content."""
+
+DATA = "data.json"  # where a run keeps it
 HARMLESS = (
     "log_every",
     "evaluate_every",
@@ -65,6 +71,47 @@ def compare(old: dict[str, Any], new: dict[str, Any], place: str = "") -> list[C
     return found
 
 
+def compare_data(old: Data, new: Data) -> list[Change]:
+    """Every file whose content differs, of the tasks that both have. Where the files lie does not matter."""
+    found = []
+    for task in (task for task in old if task in new):
+        before, after = old[task], new[task]
+        if [*before.values()] == [*after.values()]:
+            continue
+        here = [
+            Change(f"{task}, {file}", shortened(before.get(file)), shortened(after.get(file)))
+            for file in before | after
+            if (file in before and file in after and before[file] != after[file])
+            or (file not in after and before[file] not in after.values())
+            or (file not in before and after[file] not in before.values())
+        ]
+        found += here or [Change(f"{task}, {next(iter(after), '')}", "one order of its files", "another")]
+    return found
+
+
+def shortened(digest: str | None) -> str:
+    return "not read" if digest is None else f"SHA-256 {digest[:12]}…"
+
+
+def read_data(directory: Path) -> Data:
+    """What the run in `directory` has learned from; empty where it did not say so."""
+    path = directory / DATA
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        return {task: {each["file"]: each["sha256"] for each in files} for task, files in found.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{path}: damaged ({error}); put it back from a copy, or remove it to resume without comparing the data"
+        ) from None
+
+
+def write_data(directory: Path, data: Data) -> None:
+    kept = {task: [{"file": file, "sha256": digest} for file, digest in files.items()] for task, files in data.items()}
+    write_json(directory / DATA, kept)
+
+
 def refusal(change: Change, settings: RunSettings, step: int) -> str | None:
     """Why a run with these settings that has made `step` steps cannot take the change; None where it can."""
     place, earlier = change.place, steps_before(settings)
@@ -87,7 +134,8 @@ def consequence(change: Change, settings: RunSettings, step: int) -> str:
     earlier = steps_before(settings)
     if change.harmless or step == 0:
         return ""
-    if change.place.startswith("training.") and change.place != "training.seed" and step <= earlier:
+    last_stage = change.place.startswith(("training.", "task", "streams")) and change.place != "training.seed"
+    if last_stage and step <= earlier:
         return "; that stage has not begun, so resuming stays exact"
     if change.place.startswith("pretraining.") and step > earlier:
         return "; that stage is over, so nothing but the record changes"

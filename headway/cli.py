@@ -76,7 +76,7 @@ def train(
     out: Annotated[Optional[Path], typer.Option(help="The run directory; runs/NAME without it.")] = None,  # noqa: UP045
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="With --resume: go on under settings that the run did not have.")
+        bool, typer.Option("--accept-changes", help="With --resume: go on under other settings, or on other data.")
     ] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard's events, into RUN/tensorboard.")

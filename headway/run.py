@@ -2,7 +2,7 @@
 
 `train` makes one; `load` opens one. Whatever reads a run goes through `Run`.
 
-    runs/NAME/   run.toml  tokenizer.json  metrics.jsonl  checkpoints/  predictions/
+    runs/NAME/   run.toml  tokenizer.json  data.json  metrics.jsonl  checkpoints/  predictions/
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from headway.changes import Change, compare, consequence, refusal, rewrite
+from headway.changes import Change, Data, compare, compare_data, consequence, read_data, refusal, rewrite, write_data
 from headway.configuration import RunSettings, TokenizerSettings, load_settings
 from headway.console import Reporter
 from headway.errors import DataError, RunError, SettingsError, TextError, UserError
@@ -27,12 +27,14 @@ from headway.models import parameter_count
 from headway.ranks import ALONE, Ranks, job, joined
 from headway.tasks import Answer, LanguageModelling, QuestionAnswering, SequenceToSequence, Translation
 from headway.text import KINDS, Tokenizer, load_tokenizer
+from headway.text.plain import digests
 from headway.training import device as devices
 from headway.training.checkpoint import Checkpoints, State
 from headway.training.distributed import arrange
 from headway.training.loop import Side, Stage, Trainer
 
 Record = dict[str, Any]
+SHOWN = 5  # files that have changed
 JOB = ".job"  # the file that says which call of torchrun works on a run
 
 
@@ -139,8 +141,8 @@ def train(
     """Train what a recipe, a run file, tables or settings say, into the directory `out`.
 
     With `resume`, `out` is continued from its newest checkpoint; a finished run is left as it is. With `accept_changes`
-    it is continued under other settings than it had; the old run file is kept as run.toml.1. With `profile`, a window
-    of steps is looked at, and where their time went is written to profile.txt and profile.json.gz.
+    it is continued under other settings than it had, or on other data; the old run file is kept as run.toml.1. With
+    `profile`, a window of steps is looked at, and where their time went is written to profile.txt and profile.json.gz.
 
     Processes that torchrun started train one run together; those that it started again continue theirs.
     """
@@ -183,9 +185,11 @@ def train_in(
     else:
         tokenizer = prepared if prepared is not None else build_tokenizer(settings, report)
     stages = build_stages(settings, tokenizer)
+    data: Data = {}
     for stage in stages:  # whatever is wrong with the data or the machine shows now, before anything is written
         devices.choose_precision(device, stage.settings.precision)
-        load_data(stage, report)
+        data |= load_data(stage, report)
+    other_data = ranks.led(lambda: check_data(directory, data, accept_changes) if going_on else [])
     torch.manual_seed(settings.training.seed)
     model = settings.model.build(len(tokenizer))
     parameters = parameter_count(model)
@@ -218,6 +222,8 @@ def train_in(
         if changes and ranks.leads:  # only now that the run has taken them
             kept = rewrite(directory / "run.toml", settings)
             report.say("\n  - ".join([f"settings changed (those before are in {kept}):", *map(str, changes)]))
+        if ranks.leads:
+            keep_data(directory, data, other_data, report)
         trainer.run()
 
 
@@ -229,12 +235,16 @@ def kept_tokenizer(directory: Path) -> Tokenizer:
     return tokenizer
 
 
-def load_data(stage: Stage, report: Reporter) -> None:
-    """Read what a stage learns from; what should be known of it is said."""
-    for task in (stage.task, *(side.task for side in stage.sides)):
-        task.load()
+def load_data(stage: Stage, report: Reporter) -> Data:
+    """Read what a stage learns from, and return what was in it; what should be known of it is said."""
+    place = "pretraining.task" if stage.name == "pretraining" else "task"
+    data: Data = {}
+    for name, task in ((place, stage.task), *((f"streams.{side.name}.task", side.task) for side in stage.sides)):
+        with digests() as data[name]:
+            task.load()
         for note in task.notes:
             report.say(note)
+    return data
 
 
 def build_tokenizer(settings: RunSettings, report: Reporter) -> Tokenizer:
@@ -331,6 +341,34 @@ def check_changes(directory: Path, settings: RunSettings, accept_changes: bool) 
             f"(accept_changes=True), or {anew}"
         )
     return changes
+
+
+def check_data(directory: Path, data: Data, accept_changes: bool) -> list[Change]:
+    """What differs from the data of the run in `directory`; accepted, or an error."""
+    changes = compare_data(read_data(directory), data)
+    if changes and not accept_changes:
+        old, step = load_settings(directory / "run.toml"), Checkpoints(directory).latest(lambda note: None) or 0
+        shown = [f"{change}{consequence(change, old, step)}" for change in changes]
+        raise RunError(
+            "\n  - ".join([f"{directory}: its data are not what it has learned from:", *first_few(shown)])
+            + "\nput the old files back, go on with the new ones with --accept-changes (accept_changes=True), or start "
+            "anew with another --out"
+        )
+    return changes
+
+
+def keep_data(directory: Path, data: Data, changes: list[Change], report: Reporter) -> None:
+    """What the run learns from now on."""
+    if changes:
+        report.say("\n  - ".join(["data changed:", *first_few(changes)]))
+    if read_data(directory) != data:
+        write_data(directory, data)
+
+
+def first_few(changes: Sequence[object]) -> list[str]:
+    """The first of them in full, and how many more there are."""
+    more = [f"… and {len(changes) - SHOWN:,} more files"] if len(changes) > SHOWN else []
+    return [*map(str, changes[:SHOWN]), *more]
 
 
 def make_directory(directory: Path) -> Ownership:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import headway
-from headway.changes import compare, consequence, refusal
+from headway.changes import Change, compare, compare_data, consequence, refusal
 from headway.cli import run_command
 from headway.configuration import load_settings
 from headway.errors import Interrupted, RunError
@@ -176,3 +178,101 @@ def test_a_run_that_was_killed_while_its_run_file_was_rewritten_has_one(
     headway.train(stopped, stopped, ["training.keep=4"], resume=True)
     assert load_settings(stopped).training.keep == 4
     assert [path.read_text() for path in sorted(stopped.glob("run.toml.*"))] == [old, old]
+
+
+# ---- data
+
+
+def test_a_file_that_has_changed_is_named_and_needs_the_flag(run_file: Path, stopped: Path, capsys: Captured) -> None:
+    expected = final_weights(headway.train(run_file, run_file.parent / "whole", LOGGED).path)
+    before, corpus, questions = contents(stopped), run_file.parent / "wiki.txt", run_file.parent / "train.tsv"
+    old = [file.read_bytes() for file in (corpus, questions)]
+    for file in (corpus, questions):
+        file.write_bytes(file.read_bytes().replace(b"Oslo", b"Rome"))
+    assert run_command(["train", str(stopped), "--resume"]) == 2
+    shown = capsys.readouterr().err
+    lines = [line for line in shown.splitlines() if line.startswith("  - ")]
+    assert len(lines) == 2  # dev.tsv is what it was
+    assert lines[0].startswith(f"  - pretraining.task, {corpus}: 'SHA-256 ") and lines[0].endswith("the record changes")
+    assert lines[1].startswith(f"  - task, {questions}: 'SHA-256 ") and "exact resuming is impossible" in lines[1]
+    assert "with --accept-changes" in shown and contents(stopped) == before
+
+    accepted = shutil.copytree(stopped, stopped.with_name("accepted"))
+    report = Said()
+    run = headway.train(accepted, accepted, resume=True, accept_changes=True, report=report)
+    assert any(line.startswith("data changed:") and str(questions) in line for line in report.lines)
+    assert not same(final_weights(run.path), expected) and not (accepted / "run.toml.1").exists()
+    assert headway.train(accepted, accepted, resume=True).state.done  # these are its data now
+
+    for file, content in zip((corpus, questions), old, strict=True):
+        file.write_bytes(content)
+    assert same(final_weights(headway.train(stopped, stopped, resume=True).path), expected)
+
+
+def test_a_run_that_did_not_say_what_it_learned_from_goes_on_as_before(run_file: Path, stopped: Path) -> None:
+    (stopped / "data.json").unlink()
+    (run_file.parent / "dev.tsv").write_text("Where was Bo Lund born?\tOslo\n")
+    assert headway.train(stopped, stopped, resume=True).state.done
+    (run_file.parent / "dev.tsv").write_text("Where was Bo Lund born?\tRome\n")
+    with pytest.raises(RunError, match=r"task, .*dev\.tsv"):
+        headway.train(stopped, stopped, resume=True)
+
+
+def test_data_may_move(run_file: Path, stopped: Path) -> None:
+    """The same text from another place is the same data; only the settings have changed."""
+    expected = final_weights(headway.train(run_file, run_file.parent / "whole", LOGGED).path)
+    moved = run_file.parent / "moved"
+    moved.mkdir()
+    for name in ("wiki.txt", "train.tsv", "dev.tsv"):
+        shutil.move(run_file.parent / name, moved / name)
+    paths = {"task.questions": "train.tsv", "task.dev": "dev.tsv", "task.corpus": "wiki.txt"}
+    sets = [f"{key}={moved / name}" for key, name in (paths | {"pretraining.task.corpus": "wiki.txt"}).items()]
+    report = Said()
+    run = headway.train(stopped, stopped, sets, resume=True, accept_changes=True, report=report)
+    assert not any(line.startswith("data changed") for line in report.lines)
+    assert same(final_weights(run.path), expected)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"task": [{}]}', '{"task": 3}'])
+def test_a_damaged_record_of_the_data_is_named(stopped: Path, content: str) -> None:
+    (stopped / "data.json").write_text(content)
+    with pytest.raises(RunError, match=r"data\.json: damaged .* remove it to resume"):
+        headway.train(stopped, stopped, resume=True)
+
+
+def test_the_files_of_a_folder_are_told_apart() -> None:
+    old = {"task": {"a/1": "x", "a/2": "y"}, "gone": {"f": "z"}}
+
+    def names(**files: str) -> list[str]:
+        return [
+            change.place for change in compare_data(old, {"task": {f"a/{name[1:]}": files[name] for name in files}})
+        ]
+
+    assert names(_1="x", _2="y") == []
+    assert names(_1="x", _2="Y") == ["task, a/2"]
+    assert names(_1="x") == ["task, a/2"]
+    assert names(_1="x", _2="y", _3="z") == ["task, a/3"]
+    assert names(_1="y", _2="x") == ["task, a/1", "task, a/2"]
+    assert compare_data(old, {"task": {"b/1": "x", "b/2": "y"}, "new": {"f": "q"}}) == []
+    assert [change.place for change in compare_data(old, {"task": {"b/1": "x", "b/2": "Y"}})] == [
+        "task, a/2",
+        "task, b/2",
+    ]
+    assert compare_data(old, {"task": {"b/1": "y", "b/2": "x"}}) == [
+        Change("task, b/1", "one order of its files", "another")
+    ]
+
+
+def test_data_of_a_stage_that_has_not_begun_leave_resuming_exact(run_file: Path, tmp_path: Path) -> None:
+    old = load_settings(run_file)
+    for place, step, exact in (("task, x", 6, True), ("task, x", 7, False), ("streams.a.task, x", 3, True)):
+        assert ("impossible" not in consequence(Change(place, "", "now"), old, step)) == exact
+    for step, exact in ((3, False), (7, True)):
+        assert ("impossible" not in consequence(Change("pretraining.task, x", "", "now"), old, step)) == exact
+
+
+def test_every_run_says_what_it_has_learned_from(run_file: Path, tmp_path: Path) -> None:
+    run = headway.train(run_file, tmp_path / "run")
+    data = json.loads((run.path / "data.json").read_text())
+    names = {task: [Path(each["file"]).name for each in files] for task, files in data.items()}
+    assert names == {"pretraining.task": ["wiki.txt"], "task": ["train.tsv", "dev.tsv"]}

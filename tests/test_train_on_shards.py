@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 import headway
-from headway.errors import DataError, SettingsError
+from headway.errors import DataError, RunError, SettingsError
 from headway.text.preparation import prepare
 from headway.training import order
 from headway.training.order import Shuffled
@@ -52,6 +54,22 @@ def test_shards_that_are_gone_are_not_needed_to_use_the_run(folder: Path) -> Non
     (folder / "shards").rename(folder / "elsewhere")
     run = headway.load(folder / "run")
     assert "".join(run.complete("Line 7", 5)) and run.evaluate(str(folder / "elsewhere"))["tokens"] > 100
+
+
+def test_shards_of_another_text_are_noticed_when_a_run_is_resumed(folder: Path) -> None:
+    """By what their index says of them: prepared anew from the same text they are the same."""
+    run = headway.train(tables(folder / "shards"), folder / "run")
+    tokenizer = str(folder / "run" / "tokenizer.json")
+    for lines, same in ((LINES, True), ([*LINES[1:], "Seven."], False)):
+        (folder / "corpus.txt").write_text("\n".join(lines))
+        shutil.rmtree(folder / "shards")
+        prepare([folder / "corpus.txt"], folder / "shards", tokenizer, shard_tokens=250)
+        if same:
+            headway.train(run.path, run.path, resume=True)
+        else:
+            with pytest.raises(RunError, match=rf"task, {re.escape(str(folder / 'shards'))}: 'SHA-256 \w+…' there"):
+                headway.train(run.path, run.path, resume=True)
+    headway.train(run.path, run.path, resume=True, accept_changes=True)
 
 
 def test_pretraining_on_shards_and_finetuning_on_text(folder: Path) -> None:

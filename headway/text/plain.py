@@ -9,11 +9,13 @@ from __future__ import annotations
 import codecs
 import difflib
 import gzip
+import hashlib
 import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from headway.errors import DataError, SettingsError
@@ -38,6 +40,9 @@ DECODING = {
 }
 
 
+_digests: ContextVar[dict[str, str] | None] = ContextVar("digests", default=None)
+
+
 class Misread(Exception):
     """What is wrong at a line: counted from 0 in the bytes at hand, or from 1 in its file where these are rows."""
 
@@ -55,6 +60,23 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+@contextmanager
+def digests() -> Iterator[dict[str, str]]:
+    """Within it, whatever is read is noted: the SHA-256 of what stood in each file, in the order of reading."""
+    found: dict[str, str] = {}
+    before = _digests.set(found)
+    try:
+        yield found
+    finally:
+        _digests.reset(before)
+
+
+def note_digest(path: str | Path, content: bytes) -> None:
+    """Tell what was read from a file, where somebody wants to know."""
+    if (found := _digests.get()) is not None:
+        found[str(path)] = hashlib.sha256(content).hexdigest()
+
+
 def read_text(path: str | Path, *, errors: str = "strict", say: Notes = silent) -> str:
     """The whole of a UTF-8 file (plain or gzip) with `\\n` line ends and no byte-order mark.
 
@@ -66,6 +88,7 @@ def read_text(path: str | Path, *, errors: str = "strict", say: Notes = silent) 
     if errors not in ("strict", "replace"):
         raise SettingsError([f'errors = {errors!r}: "strict" or "replace" is wanted'])
     raw = _unmarked(path, _unpacked(path, _stored_bytes(path), say), say)
+    note_digest(path, raw)
     notes: Counter[str] = Counter()
     try:
         text = decode(raw, errors, notes, 'read it with errors = "replace"')

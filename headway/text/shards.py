@@ -27,7 +27,7 @@ import numpy as np
 
 from headway.errors import DataError
 from headway.files import sync_directory, write_json
-from headway.text.plain import counted
+from headway.text.plain import counted, note_digest
 from headway.text.tokenizers import Tokenizer, load
 
 FORMAT = "headway-shards"
@@ -206,6 +206,7 @@ class Shards:
         self.refuse([problem for shard in self.index.shards for problem in shard.problems(self.folder)])
         self.tokens = self.joined("bin", "tokens", np.dtype(self.index.dtype).newbyteorder("<"))
         self.starts = self.joined("idx", "documents", STARTS)
+        note_digest(self.folder, json.dumps([shard.sha256 for shard in self.index.shards], sort_keys=True).encode())
 
     def joined(self, ending: str, what: str, dtype: np.dtype) -> Joined:
         filled = [shard for shard in self.index.shards if getattr(shard, what)]  # an empty file cannot be mapped

@@ -247,13 +247,24 @@ def data_get(
 
 @data_app.command("check")
 def data_check(
-    files: Annotated[list[str], typer.Argument(metavar="FILE …", help="Your own .txt, .tsv, .csv, .jsonl, also .gz.")],
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE …", help="Your own .txt, .tsv, .csv, .jsonl, also .gz; or folders of token shards."
+        ),
+    ],
+    target: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="FILE", help="Translations of the lines of FILE, line by line: both are checked together."
+        ),
+    ] = None,
     errors: Annotated[str, typer.Option(help="strict, or replace for bytes that are not UTF-8.")] = "strict",
 ) -> None:
     """Say what is in a file, and what is wrong with it."""
-    from headway.commands import data_check_command
+    from headway.checking import data_check_command
 
-    data_check_command(files, errors)
+    data_check_command(files, target, errors)
 
 
 @data_app.command("prepare")

@@ -22,7 +22,7 @@ from headway.generation import Sampling
 from headway.ranks import joined, of_environment
 from headway.run import Run, load, own_directory, train
 from headway.tasks import LanguageModelling, QuestionAnswering, SequenceToSequence
-from headway.text import load_tokenizer, read_documents, read_pairs
+from headway.text import load_tokenizer
 from headway.training.tensorboard import TensorBoard
 
 TOGETHER = 256  # lines that are translated at once
@@ -378,40 +378,3 @@ def bar_of_bytes(report: Reporter, name: str) -> Iterator[catalog.Progress]:
             bars[0].update(math.ceil(done / 1000), {})
 
         yield progress
-
-
-def data_check_command(files: list[str], errors: str) -> None:
-    """Report every file, then fail if one of them cannot be used."""
-    if errors not in ("strict", "replace"):
-        raise UserError(f"--errors {errors}: must be strict or replace")
-    broken = []
-    for file in files:
-        try:
-            print(f"{file}: {describe_file(file, errors)}")
-        except DataError as error:
-            broken.append(str(error))
-            print(error, file=sys.stderr)
-    if broken:
-        raise UserError(f"{len(broken)} of {len(files)} files cannot be used as they are")
-
-
-def describe_file(file: str, errors: str) -> str:
-    """What kind of file it is and how much is in it; notes on how it was read go to standard error."""
-
-    def say(note: str) -> None:
-        print(note, file=sys.stderr)
-
-    suffix = Path(file.removesuffix(".gz")).suffix
-    try:
-        pairs = read_pairs(file, errors=errors, say=say) if suffix in (".tsv", ".csv", ".jsonl") else []
-    except DataError:
-        if suffix == ".tsv":
-            raise
-        pairs = []  # a table of something else: its text column is read below
-    if pairs:
-        return f"{len(pairs):,} questions {'without' if pairs[0].target is None else 'with'} answers"
-    documents = read_documents(file, errors=errors, say=say)
-    characters = sum(map(len, documents))
-    distinct = len(set().union(*documents))
-    middle = sorted(map(len, documents))[len(documents) // 2]
-    return f"{len(documents):,} lines, {characters:,} characters, {distinct} distinct, {middle} in the middle line"

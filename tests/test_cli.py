@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -22,6 +23,7 @@ import headway
 from headway.cli import run_command
 from headway.console import Terminal
 from headway.data import DATA_SETS, DataFile, DataSet
+from headway.text.preparation import prepare
 
 COMMANDS = ["", "demo", "train", "evaluate", "predict", "compare", "inspect", "lab", "watch", "scale"]
 COMMANDS += ["data", "data list", "data get", "data check", "data prepare"]
@@ -555,6 +557,68 @@ def test_data_check_reports_every_file(tmp_path: Path, capsys: Captured) -> None
     assert f"{tmp_path / 'bad.tsv'}:2: 1 column where 2 are wanted" in captured.err
     assert "1 of 2 files cannot be used as they are" in captured.err
     assert "good.tsv: 1 questions with answers" in captured.out
+
+
+def test_data_check_reports_two_files_together(tmp_path: Path, capsys: Captured) -> None:
+    source, target = tmp_path / "text.de", tmp_path / "text.en.gz"
+    german = ["ein Hund", "der Park", "das", "Berlin", "ein Hund", ""]
+    english = ["a dog", "the park", "that " * 9, "Berlin", "a dog", "nothing"]
+    source.write_text("".join(f"{line}\n" for line in german))
+    target.write_bytes(gzip.compress("".join(f"{line}\n" for line in english).encode()))
+    command = ["data", "check", str(source), "--target", str(target)]
+    assert run_command(command) == 0
+    captured = capsys.readouterr()
+    assert "1 pair with an empty side dropped (line 6)" in captured.err
+    assert captured.out.splitlines() == [
+        f"{source}, {target}: 5 pairs",
+        f"  {source}: 33 characters, {len(set(''.join(german)))} distinct, 8 in the middle line",
+        f"  {target}: 69 characters, {len(set(''.join(english[:5])))} distinct, 6 in the middle line",
+        "  the same text on both sides: 1 pair, the first in line 4",
+        "  there before: 1 pair",
+        "  most unequal in length: line 3, 3 characters and 45",
+    ]
+    source.write_text("ein Hund\n")
+    for wrong, message in (
+        (command, f"{source}: 1 line, but {target}: 6 lines"),
+        ([*command[:3], str(source), *command[3:]], "belongs to one file of sources, and 2 are given"),
+        ([*command[:3], "--target", str(tmp_path / "text.fr")], "text.fr: no such file"),
+        (["data", "check", str(source), "--target", str(source)], "given as source and as target"),
+    ):
+        assert run_command(wrong) == 2
+        captured = capsys.readouterr()
+        assert message in captured.err and not captured.out
+
+
+def test_data_check_reads_all_of_token_shards(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "text.txt").write_text("".join(f"line {number}\n" for number in range(50)))
+    folder = tmp_path / "shards"
+    prepare([tmp_path / "text.txt"], folder, "bytes", shard_tokens=150)
+    assert run_command(["data", "check", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{folder}: 390 tokens of 50 documents in 3 shards, bytes tokenizer of 258\n")
+    assert "made of 1 file; all 1,180 bytes are as they were written" in shown  # 390 tokens of 2, 50 places of 8
+
+    whole = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    for name, content, message in (
+        (
+            "shard-00001.bin",
+            whole[folder / "shard-00001.bin"][::-1],
+            "shard-00001.bin: not the bytes that were written",
+        ),
+        ("shard-00002.idx", b"", "shard-00002.idx: 0 bytes where "),
+        ("tokenizer.json", None, "tokenizer.json: no such file"),
+        ("index.json", None, "no token shards (no index.json in it)"),
+        ("index.json", b"{}", "index.json: "),
+    ):
+        if content is None:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_bytes(content)
+        assert run_command(["data", "check", str(tmp_path / "text.txt"), str(folder)]) == 2
+        captured = capsys.readouterr()
+        assert message in captured.err and "1 of 2 files cannot be used" in captured.err
+        (folder / name).write_bytes(whole[folder / name])
+    assert run_command(["data", "check", str(folder)]) == 0
 
 
 def test_threads_give_up_a_core_soon_unless_somebody_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

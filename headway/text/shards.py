@@ -18,7 +18,7 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,11 @@ def is_prepared(folder: str | Path) -> bool:
     return (path / INDEX).is_file() and (path / "tokenizer.json").is_file()
 
 
+def has_shards(folder: str | Path) -> bool:
+    """Whether a folder holds shards, or what is left of some."""
+    return is_prepared(folder) or (Path(folder) / f"{shard_name(0)}.bin").is_file()
+
+
 class Joined:
     """The numbers in several files, one after the other, as one array that stays on disk."""
 
@@ -222,17 +227,22 @@ class Shards:
         begin = self.starts[number]
         return self.tokens[begin : self.starts[number + 1] if number + 1 < len(self) else len(self.tokens)]
 
-    def summary(self) -> str:
-        """One line: how much there is, of what, and what to do with it."""
+    def contents(self) -> str:
+        """How much there is, of what."""
         index, kind = self.index, self.tokenizer.kind
         return (
-            f"{self.folder}: {counted(index.tokens, 'token')} of {counted(index.documents, 'document')} in "
-            f"{counted(len(index.shards), 'shard')}, {kind} tokenizer of {index.vocabulary:,}; "
-            f"train on them with corpus = {json.dumps(str(self.folder), ensure_ascii=False)}"
+            f"{counted(index.tokens, 'token')} of {counted(index.documents, 'document')} in "
+            f"{counted(len(index.shards), 'shard')}, {kind} tokenizer of {index.vocabulary:,}"
         )
 
+    def summary(self) -> str:
+        """One line: what there is, and what to do with it."""
+        corpus = json.dumps(str(self.folder), ensure_ascii=False)
+        return f"{self.folder}: {self.contents()}; train on them with corpus = {corpus}"
+
     def verify(self) -> None:
-        """Read every shard and compare it with its SHA-256; all that differ are named."""
+        """Read every shard: it must be what its SHA-256 says, and its documents must be such as can be; all that is
+        wrong is named."""
         damaged = []
         for shard in self.index.shards:
             for ending in ENDINGS:
@@ -240,7 +250,27 @@ class Shards:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
                 if digest != shard.sha256[ending]:
                     damaged.append(f"{shard.name}.{ending}: not the bytes that were written (SHA-256 differs)")
-        self.refuse(damaged)
+        self.refuse(damaged or list(self.contradictions()))
+
+    def contradictions(self) -> Iterator[str]:
+        """What cannot be: tokens that the vocabulary lacks, documents that do not lie one after the other.
+
+        The first begins at 0, and before each of the others stands the mark that closes the one before it.
+        """
+        tokens, documents, last = 0, 0, -1  # before the shard
+        for shard in self.index.shards:
+            ids = self.tokens[tokens : tokens + shard.tokens]
+            starts = self.starts[documents : documents + shard.documents].astype(np.int64)
+            if len(ids) and ids.max() >= self.index.vocabulary:
+                yield f"{shard.name}.bin: token {ids.max()}, and the vocabulary has {self.index.vocabulary:,}"
+            if (np.diff(starts, prepend=last) <= 0).any():
+                yield f"{shard.name}.idx: documents out of order"
+            elif len(starts) and not tokens <= starts[0] <= starts[-1] < tokens + shard.tokens:
+                yield f"{shard.name}.idx: documents that begin outside the shard"
+            elif (self.tokens[starts[starts > 0] - 1] != self.tokenizer.mask).any() or (last < 0 and starts[:1].any()):
+                yield f"{shard.name}.idx: a document that begins where none before it has ended"
+            tokens, documents = tokens + shard.tokens, documents + shard.documents
+            last = int(starts[-1]) if len(starts) else last
 
     def refuse(self, problems: list[str]) -> None:
         if problems:

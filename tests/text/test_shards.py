@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,6 +94,31 @@ def test_changed_bytes_are_found_by_verify_and_all_named(folder: Path) -> None:
         Shards(folder).verify()
     assert "shard-00001.bin: not the bytes that were written" in str(caught.value)
     assert "shard-00003.idx" in str(caught.value) and "shard-00000" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ending", "shard", "place", "number", "message"),
+    [
+        ("bin", 2, 9, 300, "shard-00002.bin: token 300, and the vocabulary has 300"),
+        ("idx", 0, 0, 1, "shard-00000.idx: a document that begins where none before it has ended"),
+        ("idx", 1, 1, 0, "shard-00001.idx: documents out of order"),
+        ("idx", 1, -1, 1 << 40, "shard-00001.idx: documents that begin outside the shard"),
+        ("idx", 1, 0, 251, "shard-00001.idx: a document that begins where none before it has ended"),
+    ],
+)
+def test_shards_that_cannot_be_are_found_though_their_hashes_are_right(
+    folder: Path, ending: str, shard: int, place: int, number: int, message: str
+) -> None:
+    """As a program might write them that has a fault."""
+    path = folder / f"shard-{shard:05d}.{ending}"
+    numbers = np.fromfile(path, "<u2" if ending == "bin" else "<u8")
+    numbers[place] = number
+    numbers.tofile(path)
+    index = json.loads((folder / "index.json").read_text())
+    index["shards"][shard]["sha256"][ending] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (folder / "index.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match=re.escape(message)):
+        Shards(folder).verify()
 
 
 def test_missing_and_short_files_are_found_at_opening(folder: Path) -> None:

@@ -1,0 +1,97 @@
+"""What is in a user's own files, and what is wrong with them: text, tables, pairs of files, token shards."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+from headway.errors import DataError, UserError
+from headway.text import Pair, read_documents, read_pairs, read_parallel
+from headway.text.plain import counted
+from headway.text.shards import Shards, has_shards
+
+
+def data_check_command(files: list[str], target: str | None, errors: str) -> None:
+    """Report every file, or one and its translation; then fail if one of them cannot be used."""
+    if errors not in ("strict", "replace"):
+        raise UserError(f"--errors {errors}: must be strict or replace")
+    if target is not None:
+        if len(files) != 1:
+            raise UserError(f"--target {target}: belongs to one file of sources, and {len(files)} are given")
+        print(f"{files[0]}, {target}: {describe_translation(files[0], target, errors)}")
+        return
+    broken = []
+    for file in files:
+        try:
+            print(f"{file}: {describe_file(file, errors)}")
+        except DataError as error:
+            broken.append(str(error))
+            print(error, file=sys.stderr)
+    if broken:
+        raise UserError(f"{len(broken)} of {len(files)} files cannot be used as they are")
+
+
+def say_aside(note: str) -> None:
+    """To standard error: how a file was read."""
+    print(note, file=sys.stderr)
+
+
+def describe_file(file: str, errors: str) -> str:
+    """What kind of file it is and how much is in it."""
+    if has_shards(file):
+        return describe_shards(file)
+    suffix = Path(file.removesuffix(".gz")).suffix
+    try:
+        pairs = read_pairs(file, errors=errors, say=say_aside) if suffix in (".tsv", ".csv", ".jsonl") else []
+    except DataError:
+        if suffix == ".tsv":
+            raise
+        pairs = []  # a table of something else: its text column is read below
+    if pairs:
+        return f"{len(pairs):,} questions {'without' if pairs[0].target is None else 'with'} answers"
+    documents = read_documents(file, errors=errors, say=say_aside)
+    return f"{len(documents):,} lines, {describe_texts(documents)}"
+
+
+def describe_texts(texts: list[str]) -> str:
+    characters, distinct = sum(map(len, texts)), len(set().union(*texts))
+    return (
+        f"{characters:,} characters, {distinct} distinct, {sorted(map(len, texts))[len(texts) // 2]} in the middle line"
+    )
+
+
+def describe_translation(source: str, target: str, errors: str) -> str:
+    """How much is on each side of two files that agree line by line, and what looks odd."""
+    pairs = read_parallel(source, target, errors=errors, say=say_aside)
+    return "\n  ".join(
+        [
+            counted(len(pairs), "pair"),
+            f"{source}: {describe_texts([pair.source for pair in pairs])}",
+            f"{target}: {describe_texts([f'{pair.target}' for pair in pairs])}",
+            *oddities(pairs),
+        ]
+    )
+
+
+def oddities(pairs: list[Pair]) -> list[str]:
+    """What hints at lines that are no translations, or at too little data."""
+    found = []
+    if same := [pair.line for pair in pairs if pair.source == pair.target]:
+        found.append(f"the same text on both sides: {counted(len(same), 'pair')}, the first in line {same[0]:,}")
+    if again := len(pairs) - len({(pair.source, pair.target) for pair in pairs}):
+        found.append(f"there before: {counted(again, 'pair')}")
+    ratios = [math.log(len(pair.source) / len(f"{pair.target}")) for pair in pairs]
+    usual = sorted(ratios)[len(ratios) // 2]
+    _, pair = max(zip(ratios, pairs, strict=True), key=lambda each: abs(each[0] - usual))
+    sizes = f"{len(pair.source):,} characters and {len(f'{pair.target}'):,}"
+    return [*found, f"most unequal in length: line {pair.line:,}, {sizes}"]
+
+
+def describe_shards(folder: str) -> str:
+    """What is in token shards, once every file was read and is what it should be."""
+    shards = Shards(folder)
+    shards.verify()
+    size = sum(sum(shard.bytes.values()) for shard in shards.index.shards)
+    files = counted(len(shards.index.sources), "file")
+    return f"{shards.contents()}\n  made of {files}; all {size:,} bytes are as they were written (SHA-256)"

@@ -282,7 +282,7 @@ def data_prepare(
     out: Annotated[Path, typer.Option(help="The folder for the shards.")],
     size: Annotated[Optional[int], typer.Option(help="Most tokens of a words or bpe vocabulary.")] = None,  # noqa: UP045
     workers: Annotated[Optional[int], typer.Option(min=1, help="Processes; all cores without it.")] = None,  # noqa: UP045
-    column: Annotated[Optional[str], typer.Option(help="Of a table: its name, or its number from 0.")] = None,  # noqa: UP045
+    column: Annotated[Optional[str], typer.Option(help="Of the tables: its name, or its number from 0.")] = None,  # noqa: UP045
     documents: Annotated[str, typer.Option(help="What a document is in a .txt file: lines or file.")] = "lines",
     errors: Annotated[str, typer.Option(help="strict, or replace for bytes that are not UTF-8.")] = "strict",
     shard_tokens: Annotated[int, typer.Option(min=1, help="Tokens a shard.")] = 1 << 26,

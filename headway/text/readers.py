@@ -280,9 +280,16 @@ def column_index(place: str, header: list[str], column: str | int) -> int:
     names = [cell.strip() for cell in header]
     if names.count(str(column)) != 1:
         trouble = f"{names.count(str(column))} columns named" if column in names else "no column"
-        offer = "" if column in names else nearest(str(column), [_shortened(name) for name in names])
+        offer = "" if column in names else offered(str(column), names)
         raise DataError(f"{place}: {trouble} '{column}' in the header row{offer}")
     return names.index(str(column))
+
+
+def offered(column: str, names: Iterable[str]) -> str:
+    """What there is instead of a column that is missing: all of them, and which of them may be meant."""
+    there = [_shortened(name) for name in names]
+    near = nearest(column, there)
+    return f"{near} known: {', '.join(there)}" if near.endswith("?") else near
 
 
 def _check_widths(path: str | Path, rows: list[Row], wanted: int, shape: str) -> None:
@@ -422,7 +429,7 @@ def _json_strings(path: str | Path, objects: list[tuple[int, dict[str, Any]]], k
 def json_problem(item: dict[str, Any], key: str) -> str | None:
     """What is wrong with item[key], if anything."""
     if key not in item:
-        return f"no key '{key}'{nearest(key, item)}"
+        return f"no key '{key}'{offered(key, item)}"
     value = item[key]
     if not isinstance(value, str):
         return f"'{key}' is {_shortened(json.dumps(value))}, where a string is wanted"

@@ -174,7 +174,9 @@ def test_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
         refusal(["a.parquet"], "stopped", "characters", shard_tokens=50)
     prepare(["a.parquet"], "stopped", "characters", shard_tokens=50, resume=True)
     assert files_of("stopped") == files_of("out")
-    assert refusal(["a.parquet"], "x", Bytes(), column="txet") == "a.parquet: no column 'txet'; did you mean 'text'?"
+    assert refusal(["a.parquet"], "x", Bytes(), column="txet").startswith(
+        "a.parquet: no column 'txet'; did you mean 'text'? known: "
+    )
     assert "column 'id' is int64, where text is wanted" in refusal(["a.parquet"], "x", Bytes(), column="id")
     Path("b.parquet").write_bytes(Path("a.parquet").read_bytes()[:-9])
     assert "b.parquet: broken or cut-off parquet file" in refusal(["b.parquet"], "x", Bytes())
@@ -667,6 +669,48 @@ def test_a_column_is_taken_by_name_or_number() -> None:
         assert contents(made) == expected(["one", "two"], Bytes())
         write(path, f"a{tab}b\nx{tab}one\ny{tab}two\n")
         assert contents(prepare([path], f"{path}.named", "bytes", column="b")) == expected(["one", "two"], Bytes())
+
+
+def test_a_column_is_of_the_tables_among_the_files() -> None:
+    plain = [write("a.txt", "plain one\nplain two\n"), write("b.log", "id,body\n")]
+    tables = [
+        write("c.jsonl", '\n{"id": 1, "body": "json one"}\n'),
+        write("d.csv", "id,body\n1,csv one\n"),
+        write("e.tsv", "body\tid\ntsv one\t1\n"),
+    ]
+    made = prepare([plain[0], *tables, plain[1]], "out", "bytes", column="body")
+    texts = ["plain one", "plain two", "json one", "csv one", "tsv one", "id,body"]
+    assert contents(made) == expected(texts, Bytes())
+    assert "--column body: none of the files is a table (.tsv, .csv, .jsonl, .parquet)" in refusal(
+        plain, "x", "bytes", column="body"
+    )
+    assert not Path("x").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "z.csv",
+            "id,bodies\n1,csv\n",
+            "z.csv:1: no column 'body' in the header row; did you mean 'bodies'? known: id",
+        ),
+        ("z.tsv", "\nid\ttitle\n1\ttsv\n", "z.tsv:2: no column 'body' in the header row; known: id, title"),
+        ("z.jsonl", '\r\n\n{"id": 1, "title": "json"}\n', "z.jsonl:3: no key 'body'; known: id, title"),
+        (
+            "z.jsonl",
+            '{"id": 1, "bodies": "json"}',
+            "z.jsonl:1: no key 'body'; did you mean 'bodies'? known: id, bodies",
+        ),
+    ],
+)
+def test_a_table_without_the_column_is_named_before_anything_is_encoded(
+    name: str, content: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [write("a.txt", "plain\n"), write("b.csv", "id,body\n1,csv one\n"), write(name, content)]
+    monkeypatch.setattr("headway.text.preparation.pipeline.Preparation.run", None)
+    assert message in refusal(files, "x", "bytes", column="body")
+    assert not Path("x").exists()
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -357,7 +357,7 @@ def test_json_lines_written_by_python_come_back(texts: list[str]):
     [
         ('{"text": }', "not JSON (Expecting value) at column 10: '{\"text\": }'"),
         ('["text"]', 'not a JSON object (like {"text": "..."}): \'["text"]\''),
-        ('{"texts": "a"}', "no key 'text'; did you mean 'texts'?"),
+        ('{"texts": "a"}', "no key 'text'; did you mean 'texts'? known: texts"),
         ('{"body": "a", "id": 1}', "no key 'text'; known: body, id"),
         ('{"text": 12}', "'text' is 12, where a string is wanted"),
         ('{"text": null}', "'text' is null, where a string is wanted"),
@@ -438,7 +438,7 @@ def test_csv_pairs(packed: str):
     assert [pair.target for pair in read_pairs(name, answers=False)] == [None] * 3
     assert [pair.source for pair in read_pairs(name, columns=("id", "answer"))] == ["1", "2", "3"]
     assert refusal(read_pairs, name, columns=("quest", "answer")) == (
-        f"{name}:1: no column 'quest' in the header row; did you mean 'question'?"
+        f"{name}:1: no column 'quest' in the header row; did you mean 'question'? known: id, answer, question"
     )
 
 

@@ -16,15 +16,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
-from headway.errors import DataError, SettingsError, UserError, nearest
+from headway.errors import DataError, SettingsError, UserError
 from headway.text import plain, readers
 from headway.text.plain import Misread
-from headway.text.preparation.sources import Source, Unpacked
+from headway.text.preparation.sources import FORMS, Source, Unpacked
 
 BLOCK = 1 << 20  # bytes
 LONG_LINE = 4 * BLOCK  # a longer one is cut at a space
 LONGEST_CELL = 1 << 26  # of a .csv file: beyond it, a quote was not closed
 
+FIRST_LINE = re.compile(rb"\s*[^\r\n]*")  # that is not blank
 AT_SPACE = re.compile(rb"[\x21-\x7e\x80-\xff](?=[ \n\r])")
 
 NOTES = {"empty line": "skipped", "empty text": "skipped", **plain.DECODING}  # what they count, and what became of it
@@ -96,9 +97,21 @@ def blocks(sources: list[Source], reading: Reading, begin: Place | None = None) 
 
 
 def check_sources(sources: list[Source], reading: Reading) -> None:
-    """Look at the beginning of every file, so that what is wrong with the last one shows at once."""
+    """Look at the beginning of every file, so that what is wrong with the last one shows at once.
+
+    A column is of the tables among them; text has none and is read as it is.
+    """
+    if reading.column is not None and all(source.form == "txt" for source in sources):
+        tables = ", ".join(f".{form}" for form in FORMS[1:])
+        raise UserError(f"--column {reading.column}: none of the files is a table ({tables}) by its name; leave it out")
     for source in sources:
-        next(blocks([source], reading))
+        first = next(blocks([source], reading))
+        if first.form == "jsonl" and isinstance(first.data, bytes):
+            line = FIRST_LINE.match(first.data)
+            try:
+                texts_of(replace(first, data=line[0] if line else b""), reading)
+            except Misread as problem:
+                raise located(problem, first, source, reading) from None
 
 
 def byte_blocks(source: Source, reading: Reading, begin: Place) -> Iterator[Block]:
@@ -271,7 +284,7 @@ def parquet_column(path: str, names: list[str], column: str | int | None) -> int
     if column is None or readers.is_index(column):
         return choose_column(path, names, column)[0]
     if column not in names:
-        raise DataError(f"{path}: no column '{column}'{nearest(str(column), names)}")
+        raise DataError(f"{path}: no column '{column}'{readers.offered(str(column), names)}")
     return names.index(str(column))
 
 

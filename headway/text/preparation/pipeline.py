@@ -73,7 +73,7 @@ def prepare(
         tokenizer: a kind, to be learned from the files; a tokenizer.json or a run directory; or a tokenizer.
         size: most tokens of a words or bpe vocabulary that is to be learned.
         workers: processes that encode; all cores without it.
-        documents, column, errors: as in `read_documents`.
+        documents, column, errors: as in `read_documents`; where text and tables are mixed, `column` is of the tables.
         resume: go on with what was begun in `out`; what is finished there is left as it is.
     """
     report = report or Reporter()

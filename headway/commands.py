@@ -46,8 +46,8 @@ def train_command(
     tensorboard: bool = False,
     profile: bool = False,
 ) -> None:
-    settings = load_settings(source, sets)
     with joined() as ranks:
+        settings = load_settings(source, sets)
         report = reporter() if ranks.leads else Reporter()
         directory = out or ranks.led(
             lambda: resumed_directory(source, settings.name) if resume else own_directory(settings.name)

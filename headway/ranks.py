@@ -80,14 +80,17 @@ class Ranks:
         """What `work` gives in the process that leads; an error there ends all of them."""
         if self.size == 1:
             return work()
-        told: list[Any] = [None]
+        told: list[Any] = [1]  # the exit code, where there is no result
         try:
             if self.leads:
                 told = [(work(),)]
+        except BaseException as error:
+            told = [code_of(error)]
+            raise
         finally:
             dist.broadcast_object_list(told, src=0)
-        if told[0] is None:
-            raise SystemExit(1)
+        if isinstance(told[0], int):
+            raise SystemExit(told[0])
         return told[0][0]
 
     def wait(self) -> None:
@@ -160,7 +163,7 @@ def joined() -> Iterator[Ranks]:
         yield ranks
     except Exception as error:
         if not is_first(store):
-            raise SystemExit(getattr(error, "code", 2 if isinstance(error, UserError) else 1)) from None
+            raise SystemExit(code_of(error)) from None
         if has_lost_another(error):
             raise RunError(
                 "another process of this run has ended, and this one cannot go on without it; torchrun names it below. "
@@ -199,6 +202,11 @@ def is_first(store: dist.Store) -> bool:
         return store.add("failed", 1) == 1
     except RuntimeError:  # whoever kept the store is gone
         return True
+
+
+def code_of(error: BaseException) -> int:
+    """The exit code of a process that ends by this error."""
+    return int(getattr(error, "code", 2 if isinstance(error, UserError) else 1))
 
 
 def has_lost_another(error: BaseException) -> bool:

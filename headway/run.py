@@ -146,8 +146,8 @@ def train(
 
     Processes that torchrun started train one run together; those that it started again continue theirs.
     """
-    settings = source if isinstance(source, RunSettings) else load_settings(source, overrides)
     with joined() as ranks:
+        settings = source if isinstance(source, RunSettings) else load_settings(source, overrides)
         directory = Path(out) if out is not None else ranks.led(lambda: own_directory(settings.name))
         resume = resume or ranks.led(lambda: was_begun_by_this_job(directory))
         if not ranks.leads:

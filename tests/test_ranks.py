@@ -13,7 +13,7 @@ import pytest
 import headway
 from headway import ranks
 from headway.cli import run_command
-from headway.errors import RunError
+from headway.errors import Interrupted, RunError, UserError
 
 proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell when a process began")
 
@@ -93,6 +93,32 @@ def test_a_variable_that_cannot_be_is_named(
     assert run_command(["train", str(run_file), "--out", str(run_file.parent / "run")]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"headway: {shown}") and "torchrun" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(UserError("no"), 2), (ValueError("no"), 1), (Interrupted("stopped"), 130), (KeyboardInterrupt(), 1)],
+)
+def test_all_leave_with_the_code_of_the_one_that_leads(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[object] = []
+
+    def broadcast(told: list[object], src: int) -> None:
+        sent.extend(told if not sent else [])
+        told[:] = sent
+
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr("torch.distributed.broadcast_object_list", broadcast)
+    with pytest.raises(type(error)):
+        ranks.Ranks(0, 2).led(fails)
+    with pytest.raises(SystemExit) as left:
+        ranks.Ranks(1, 2).led(fails)
+    assert left.value.code == code
+    sent.clear()
+    assert ranks.Ranks(0, 2).led(lambda: 7) == 7 == ranks.Ranks(1, 2).led(fails)  # a result is no code
 
 
 def test_one_process_of_torchrun_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,10 +165,17 @@ def test_a_signal_to_torchrun_saves_and_ends_all(folder: Path) -> None:
     assert reached > 4 and f"stopped after step {reached:,}" in said
 
 
-def test_what_is_wrong_is_said_once(folder: Path) -> None:
-    (folder / "bad.toml").write_text((folder / "run.toml").read_text().replace("dev.tsv", "missing.tsv"))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("dev.tsv", "missing.tsv"), "missing.tsv: no such file"),
+        (("batch_size", "batchsize"), "batchsize: unknown key; did you mean 'batch_size'?"),
+    ],
+)
+def test_what_is_wrong_is_said_once(folder: Path, change: tuple[str, str], message: str) -> None:
+    (folder / "bad.toml").write_text((folder / "run.toml").read_text().replace(*change, 1))
     said = finish(launch(folder, 2, "headway", "train", "bad.toml", "--out", "bad"), code=1)
-    assert said.count("headway: ") == 1 and "missing.tsv" in said and "headway FAILED" in said
+    assert said.count("headway: ") == 1 and message in said and "headway FAILED" in said
     assert not (folder / "bad").exists()
 
 

@@ -17,7 +17,7 @@ from headway.training.streams import Stream
 
 BAD_STEPS = ("stop", "skip")
 IN_A_ROW = 10  # steps without a number after which there is no point in going on
-SHOWN = 32  # rows of a stream that a message names
+SHOWN = 5  # rows of a stream that a message names
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def is_finite(done: Outcome) -> bool:
 
 
 def describe_rows(streams: Sequence[Stream], step: int) -> str:
-    """Which examples a step sees, stream by stream, counted from 0: `training 3, 0, 5; facts 7, 8`."""
+    """Which examples a step sees, stream by stream, counted from 0: `training 3, 0, 5, 9, 2 and 27 more; facts 7`."""
     parts = []
     for stream in streams:
         if stream.takes_part(step):

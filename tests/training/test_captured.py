@@ -22,6 +22,14 @@ PLAIN = ("model.dropout=0", "model.positions=learned")  # which every attention 
 STAGES = ("pretraining.training", "training")
 
 
+class Heard(Reporter):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
 @pytest.fixture
 def mixed(run_file: Path) -> Path:
     path = run_file.with_name("mixed.toml")
@@ -68,6 +76,54 @@ def test_every_attention_can_be_captured(run_file: Path, kind: str) -> None:
     assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
+TRANSLATORS = {
+    "transformer": 'kind = "encoder_decoder"\nlayers = 2\nheads = 2',
+    "fixed context": 'kind = "rnn_seq2seq"\nhidden = 16\nattention = "none"',
+    "additive": 'kind = "rnn_seq2seq"\nhidden = 16\nattention = "additive"',
+    "general": 'kind = "rnn_seq2seq"\ncell = "lstm"\nhidden = 16\nlayers = 2\nattention = "general"',
+}
+
+
+@pytest.mark.parametrize("shuffle", ["true", "false"])
+@pytest.mark.parametrize("translator", TRANSLATORS)
+def test_what_reads_a_source_is_captured_too(tmp_path: Path, translator: str, shuffle: str) -> None:
+    """Ten pairs in batches of four: in the order of the file every third batch has two rows."""
+    pairs = [("ab " * (1 + number % 4), "ba" * (1 + number % 3)) for number in range(10)]
+    (tmp_path / "pairs.tsv").write_text("".join(f"{x.strip()}\t{y}\n" for x, y in pairs))
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f"""
+[model]
+{TRANSLATORS[translator]}
+width = 16
+block = 24
+dropout = 0.0
+[task]
+name = "sequence_to_sequence"
+source = "pairs.tsv"
+dev = "pairs.tsv"
+source_column = 0
+target_column = 1
+label_smoothing = 0.1
+[training]
+steps = 12
+batch_size = 4
+log_every = 1
+shuffle = {shuffle}
+precision = "float32"
+"""
+    )
+    engines = ("plain", "graph", "compiled") if translator == "transformer" else ("plain", "graph")
+    found = []
+    for engine in engines:
+        heard = Heard()
+        run = headway.train(path, tmp_path / engine, [f"training.engine={engine}"], report=heard)
+        assert not any("could not" in line for line in heard.lines), heard.lines
+        found.append(losses(run))
+    for other in found[1:]:
+        assert other == pytest.approx(found[0], rel=1e-4)
+
+
 @pytest.mark.parametrize("engine", ["plain", "graph", "compiled"])
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_resuming_is_exact_in_deterministic_mode(mixed: Path, engine: str, precision: str) -> None:
@@ -92,14 +148,6 @@ def test_a_step_that_overflows_float16_is_passed_over(run_file: Path, monkeypatc
     norms = [record["gradient_norm"] for record in run.metrics if "loss" in record]
     assert norms[0] is None and norms[-1] is not None
     assert losses(run)[-1] < 0.7 * losses(run)[60]
-
-
-class Heard(Reporter):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
 
 
 def broken(*arguments: object, **options: object) -> None:

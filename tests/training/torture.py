@@ -63,6 +63,7 @@ longest_answer = 4
 [training]
 steps = 20
 batch_size = 5
+device = "cpu"
 log_every = 1
 checkpoint_every = 2
 evaluate_every = 5

@@ -1,14 +1,14 @@
 """A recurrent language model: an embedding, a stack of recurrent layers, logits.
 
-    x_t = E[token_t];   h_t^l = step(h_t^{l-1}, h_{t-1}^l)  with h_t^0 = x_t;   logits_t = h_t^L W_Vᵀ
+    h_t^0 = E[token_t];   h_t^l = step(h_t^{l−1}, h_{t−1}^l);   logits_t = h_t^L W_Vᵀ
 
 "Recurrent neural network based language model" (Mikolov et al. 2010), as a rule with LSTM layers ("LSTM neural networks
-for language modeling", Sundermeyer et al. 2012). Dropout acts on what goes up, never on what goes on in time ("Recurrent
-neural network regularization", Zaremba et al. 2014).
+for language modeling", Sundermeyer et al. 2012). Dropout acts on what goes up, never on what goes on in time
+("Recurrent neural network regularization", Zaremba et al. 2014).
 
-Every row begins with a state of zeros, in training too: nothing is carried from one window of a text to the next, so that
-a step stays a function of its own rows. What the model knows of a row is its state, L · D numbers (an LSTM: twice as
-many), however long the row is. A token costs O(L · D²) at any place, the T tokens of a row are computed one after the other.
+Every row begins with a state of zeros, in training too: nothing is carried from one window of a text to the next, so
+that a step stays a function of its own rows. What the model knows of a row is its state, L · D numbers (an LSTM: twice
+as many), however long the row is. A token costs O(L · D²) at any place; those of a row come one after the other.
 
 Shapes: B batch, T length, E embedding width, D state width, L layers, V vocabulary.
 """
@@ -71,9 +71,9 @@ class RNNLanguageModel(CausalModel):
             self.head.weight = self.embedding.weight
 
     def reset(self) -> None:
-        """Embedding and output from N(0, 1/width); the layers as torch makes them, uniform in ±1/√D."""
-        for part in (self.embedding, self.head):
-            nn.init.normal_(part.weight, std=part.weight.shape[1] ** -0.5)
+        """Embedding and output from N(0, 1/E) and N(0, 1/D); the layers as torch makes them, uniform in ±1/√D."""
+        for weight in (self.embedding.weight, cast(Tensor, self.head.weight)):
+            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
 
     def hidden(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         x = self.embedding(tokens)
@@ -83,7 +83,7 @@ class RNNLanguageModel(CausalModel):
         return self.dropout(x)
 
     def empty_cache(self, rows: int, length: int) -> Cache:
-        weight = self.head.weight
+        weight = self.embedding.weight
         layers = [LayerStates.empty(rows, layer.equation.parts, layer.hidden_size, weight) for layer in self.stack()]
         return Cache(layers, torch.zeros(rows, dtype=torch.long, device=weight.device))
 

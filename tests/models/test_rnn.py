@@ -131,7 +131,7 @@ def test_half_precision_around_the_layers(cell: str) -> None:
 
 
 def test_sizes() -> None:
-    """Embedding and output V·E and V·D, a layer 4·D·(inputs + D) and two biases of 4·D; a tied output is counted once."""
+    """V·E and V·D outside, in a layer 4·D·(inputs + D) and two biases of 4·D; a tied output is counted once."""
     untied, tied = (RNNLanguageModelSettings(width=8, layers=2, tied=tied).build(50) for tied in (False, True))
     assert parameter_count(untied) == 2 * 50 * 8 + 2 * (4 * 8 * 16 + 2 * 4 * 8)
     assert parameter_count(untied) - parameter_count(tied) == 50 * 8
@@ -149,7 +149,10 @@ def test_muon_steps_the_layers_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"tied": True, "width": 8, "hidden": 6}, r"model.hidden: with tied = true .* hidden \(6\) must be width \(8\)"),
+        (
+            {"tied": True, "width": 8, "hidden": 6},
+            r"model.hidden: with tied = true .* hidden \(6\) must be width \(8\)",
+        ),
         ({"cell": "lstn"}, "model.cell = 'lstn': must be one of rnn, gru, lstm; did you mean 'lstm'"),
         ({"layers": 0}, "model.layers = 0: must be at least 1"),
         ({"hidden": -1}, "model.hidden = -1: must be at least 0"),

@@ -16,6 +16,8 @@ from headway.errors import Interrupted, SettingsError
 from headway.generation import Sampling, beam_continue, generate
 from headway.models import RNNLanguageModelSettings, parameter_count
 from headway.nn import written_out
+from headway.training.engines import choose
+from headway.training.loop import TrainingSettings
 from tests.conftest import tiny_recurrent
 from tests.training.test_resume import StopAt, final_weights, same
 
@@ -195,3 +197,8 @@ def test_it_learns_what_repeats_itself(tmp_path: Path) -> None:
     run = headway.train(tables, tmp_path / "run")
     assert run.evaluation["perplexity"] < 1.1 and run.evaluation["bits_per_byte"] < 0.2
     assert "".join(run.task.stream(run.model, "cde", 30, Sampling(0.0))) == ("fghabcde" * 4)[:30]
+
+
+def test_a_gpu_captures_its_steps_and_does_not_compile_them() -> None:
+    """Compiling would write out every step of a row."""
+    assert choose(TrainingSettings(steps=100_000), torch.device("cuda"), tiny_recurrent())[0] == 1

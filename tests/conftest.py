@@ -14,6 +14,8 @@ from headway.models import (
     EncoderDecoderSettings,
     GPTSettings,
     PerceiverGPTSettings,
+    RNNLanguageModel,
+    RNNLanguageModelSettings,
     RNNSeq2Seq,
     RNNSeq2SeqSettings,
 )
@@ -108,6 +110,16 @@ def tiny_rnn(vocabulary: int = 19, seed: int = 0, **settings: object) -> RNNSeq2
     torch.manual_seed(seed)
     defaults = {"width": 12, "hidden": 16, "layers": 2, "block": 24, "dropout": 0.0}
     model = RNNSeq2SeqSettings(**defaults | settings).build(vocabulary)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model.double().eval()
+
+
+def tiny_recurrent(vocabulary: int = 19, seed: int = 0, **settings: object) -> RNNLanguageModel:
+    """The same for one that continues text."""
+    torch.manual_seed(seed)
+    defaults = {"width": 12, "hidden": 16, "layers": 2, "block": 24, "dropout": 0.0}
+    model = RNNLanguageModelSettings(**defaults | settings).build(vocabulary)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return model.double().eval()

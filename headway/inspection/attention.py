@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headway.errors import UserError
-from headway.models import GPT, CausalModel, PerceiverGPT
+from headway.models import GPT, CausalModel, PerceiverGPT, RNNLanguageModel
 from headway.nn import record_attention
 
 
@@ -19,7 +19,8 @@ from headway.nn import record_attention
 def capture_attention(model: CausalModel, tokens: Sequence[int]) -> Tensor:
     """The attention weights (L, H, T, T) of one row of tokens; row t of a map says where token t looks."""
     if not isinstance(model, GPT) or isinstance(model, PerceiverGPT):  # whose layers look at latents, not at tokens
-        raise UserError(f"attention is captured from a GPT, not from a {type(model).__name__}")
+        state = "; it carries a state and looks at no token" if isinstance(model, RNNLanguageModel) else ""
+        raise UserError(f"attention is captured from a GPT, not from a {type(model).__name__}{state}")
     training = model.training
     model.eval()
     try:

@@ -9,11 +9,13 @@ from headway.models.base import CausalModel, DecoderState, Model, Seq2SeqModel, 
 from headway.models.encoder_decoder import EncoderDecoder, EncoderDecoderSettings
 from headway.models.gpt import GPT, GPTSettings
 from headway.models.perceiver import PerceiverGPT, PerceiverGPTSettings
+from headway.models.rnn import RNNLanguageModel, RNNLanguageModelSettings
 from headway.models.rnn_seq2seq import RNNSeq2Seq, RNNSeq2SeqSettings
 
 MODELS = {
     "gpt": GPTSettings,
     "perceiver": PerceiverGPTSettings,
+    "rnn": RNNLanguageModelSettings,
     "encoder_decoder": EncoderDecoderSettings,
     "rnn_seq2seq": RNNSeq2SeqSettings,
 }
@@ -29,6 +31,8 @@ __all__ = [
     "Model",
     "PerceiverGPT",
     "PerceiverGPTSettings",
+    "RNNLanguageModel",
+    "RNNLanguageModelSettings",
     "RNNSeq2Seq",
     "RNNSeq2SeqSettings",
     "Seq2SeqModel",

@@ -80,13 +80,7 @@ class Seq2SeqModel(nn.Module):
     def hidden_matrices(self) -> list[Tensor]:
         """The matrices between the embeddings and the head, which Muon may step; single rows are none."""
         linear = [part.weight for part in self.modules() if isinstance(part, nn.Linear) and part is not self.head]
-        carried = [
-            weight
-            for part in self.modules()
-            if isinstance(part, Recurrent)
-            for weight in part.parameters(recurse=False)
-        ]
-        return [weight for weight in (*linear, *carried) if weight.dim() == 2 and min(weight.shape) > 1]
+        return [weight for weight in linear if min(weight.shape) > 1] + recurrent_matrices(self)
 
 
 Model = CausalModel | Seq2SeqModel
@@ -96,6 +90,13 @@ Model = CausalModel | Seq2SeqModel
 def parameter_count(model: nn.Module) -> int:
     """Learned numbers in the model, shared ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def recurrent_matrices(model: nn.Module) -> list[Tensor]:
+    """The matrices of its recurrent layers, those that read and those that carry on; single rows are none."""
+    layers = [part for part in model.modules() if isinstance(part, Recurrent)]
+    weights = [weight for layer in layers for weight in layer.parameters(recurse=False)]
+    return [weight for weight in weights if weight.dim() == 2 and min(weight.shape) > 1]
 
 
 TIED = ("all", "target", "none")

@@ -11,7 +11,7 @@ from headway.nn.attention import (
 )
 from headway.nn.bigbird import BigBird
 from headway.nn.block import Block, FeedForward
-from headway.nn.cache import Cache, LayerCache
+from headway.nn.cache import Cache, LayerCache, LayerStates
 from headway.nn.cells import GRUCell, LSTMCell, RNNCell
 from headway.nn.cross import CrossAttention
 from headway.nn.dropout import Dropout
@@ -75,6 +75,7 @@ __all__ = [
     "InAttention",
     "LSTMCell",
     "LayerCache",
+    "LayerStates",
     "Learned",
     "Linformer",
     "Local",

@@ -1,18 +1,21 @@
-"""What attention keeps between decoding steps, so that a token is never computed twice.
+"""What a model keeps between decoding steps, so that a token is never computed twice.
 
 Slot s of a row holds the key and value of the token at position s. Rows may hold different numbers of tokens: a
 prompt is padded on the right, what the padding left in its slots is hidden by `lengths` and overwritten by the
-tokens that come.
+tokens that come. A recurrent layer keeps the states of its last pass, of which `lengths` says the one that counts.
 
     cache = model.empty_cache(rows=B, length=64)
     logits = model(prompts, cache)          # writes the slots
     cache.lengths += prompt_lengths         # says how many of them count
     logits = model(next_tokens, cache)      # continues at each row's own position
 
-Shapes: B rows, H heads, S slots, K head width, T new tokens.
+Shapes: B rows, H heads, S slots, K head width, T new tokens, D state width.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,10 +54,40 @@ def with_slots(x: Tensor, count: int) -> Tensor:
     return torch.cat([x, x.new_zeros(*x.shape[:2], count - x.shape[2], x.shape[3])], 2)
 
 
-class Cache:
-    """One `LayerCache` a layer and the number of tokens each row holds."""
+class LayerStates:
+    """The states of one recurrent layer: the one before its last pass, then that after each token of the pass.
 
-    def __init__(self, layers: list[LayerCache], lengths: Tensor) -> None:
+    A padded row has gone on past its end, so which of them counts is known when `lengths` has grown. What a row needs
+    does not grow with its length.
+    """
+
+    def __init__(self, parts: tuple[Tensor, ...], begun: Tensor) -> None:
+        self.parts = parts  # (B, 1 + T, D) each: the state, and an LSTM's cell
+        self.begun = begun  # (B,): how many tokens the rows held before the pass
+
+    @classmethod
+    def empty(cls, rows: int, parts: int, width: int, like: Tensor) -> LayerStates:
+        begun = torch.zeros(rows, dtype=torch.long, device=like.device)
+        return cls((like.new_zeros(rows, 1, width),) * parts, begun)
+
+    def at(self, lengths: Tensor) -> tuple[Tensor, ...]:
+        """The state of each row after `lengths` (B,) tokens: (B, D) each."""
+        rows = torch.arange(len(lengths), device=lengths.device)
+        place = (lengths - self.begun).clamp(min=0)  # a row that has stopped may stand anywhere
+        return tuple(part[rows, place] for part in self.parts)
+
+    def keep(self, states: tuple[Tensor, ...], lengths: Tensor) -> None:
+        """The states (B, 1 + T, D) of a pass that began where the rows held `lengths` (B,) tokens."""
+        self.parts, self.begun = states, lengths.clone()
+
+    def select(self, rows: Tensor) -> LayerStates:
+        return LayerStates(tuple(part.index_select(0, rows) for part in self.parts), self.begun[rows])
+
+
+class Cache:
+    """What each layer keeps (`LayerCache`, `LayerStates`) and the number of tokens each row holds."""
+
+    def __init__(self, layers: Sequence[Any], lengths: Tensor) -> None:
         self.layers = layers
         self.lengths = lengths  # (B,)
 

@@ -87,6 +87,19 @@ def over_first_rows(new: Tensor, old: Tensor) -> Tensor:
     return torch.cat([new, old[len(new) :]])
 
 
+def every_state(rnn: Recurrent, x: Tensor, state: State) -> State:
+    """A net of one layer and direction over x (B, T, D): the state it began with and that after each token.
+
+    The parts of the state are (B, H) each, those of all states (B, 1 + T, H). It is written out, since fused kernels
+    tell the outputs of all times, but of an LSTM's cells the last.
+    """
+    weights = Weights(**dict(zip(rnn.kinds, rnn.all_weights[0], strict=True)))
+    states = [state]
+    for one in weights.from_input(x).unbind(1):
+        states.append(rnn.equation.step(one, states[-1], weights))
+    return tuple(torch.stack(parts, 1) for parts in zip(*states, strict=True))
+
+
 class Recurrent(nn.Module):
     """A stack of layers that carry one equation through time, in one direction or in both.
 

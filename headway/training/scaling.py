@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from headway.errors import UserError, nearest
-from headway.models import CausalModel
+from headway.models import GPT, CausalModel
 
 MACHINES = Path(__file__).with_name("machines.json")
 FLOAT = 4  # bytes of a weight
@@ -118,13 +118,14 @@ class Duration:
 
 
 def blank(settings: Any, vocabulary: int) -> CausalModel:
-    """The model without memory for its weights; it must be one that continues text."""
+    """The model without memory for its weights; it must be a GPT, whose layers are all computed at once."""
     with torch.device("meta"):
         model = settings.build(vocabulary)
-    if not isinstance(model, CausalModel):
+    if not isinstance(model, GPT):
         raise UserError(
             f"model.kind = {settings.kind!r}: memory and time are modelled for gpt and perceiver, not for models that "
-            "read a source; train it for some steps, and the summary says its speed and memory on one device"
+            "read a source or are recurrent; train it for some steps, and the summary says its speed and memory on one "
+            "device"
         )
     return model
 

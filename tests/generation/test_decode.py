@@ -14,8 +14,9 @@ from headway.generation import Sampling, best_alternatives, generate, stream
 from headway.generation.decode import common_start, context_start
 from headway.generation.sampling import keep_top
 from headway.models.attentions import KINDS, DenseSynthesizerSettings
+from headway.models.rnn_seq2seq import CELLS
 from headway.nn.positions import NAMES as POSITIONS
-from tests.conftest import tiny_gpt
+from tests.conftest import tiny_gpt, tiny_recurrent
 
 prompts_strategy = st.lists(st.lists(st.integers(1, 18), min_size=1, max_size=12), min_size=1, max_size=5)
 long_prompts = st.lists(st.lists(st.integers(1, 18), min_size=1, max_size=17), min_size=1, max_size=10)
@@ -43,6 +44,7 @@ MODELS = {
     "short-synthesizer": {"attention": DenseSynthesizerSettings(length=17), "positions": "learned"},
     "segments": {"positions": "learned", "layers": 3, "bottleneck": 5, "reading": "segments"},
     "first": {"positions": "sinusoidal", "layers": 3, "bottleneck": 5, "reading": "first"},
+    **{cell: {"cell": cell} for cell in CELLS},
 }
 
 
@@ -51,7 +53,7 @@ MODELS = {
 @given(prompts=long_prompts, limit=st.integers(1, 40), seed=st.integers(0, 20))
 def test_cached_batch_equals_full_pass_one_at_a_time(name, prompts, limit, seed) -> None:
     """Prompts of unequal length, past the end of the context too (block 24)."""
-    model = tiny_gpt(**MODELS[name], seed=seed)
+    model = (tiny_recurrent if name in CELLS else tiny_gpt)(**MODELS[name], seed=seed)
     with torch.no_grad():
         expected = [full_pass(model, prompt, limit, stop=[2, 5, 9]) for prompt in prompts]
     found = generate(model, prompts, limit, stop=[2, 5, 9], rows=8)

@@ -8,7 +8,7 @@ import torch
 from headway.errors import UserError
 from headway.inspection import capture_attention
 from headway.nn.attention import attend
-from tests.conftest import tiny_gpt
+from tests.conftest import tiny_gpt, tiny_recurrent
 
 
 def test_captured_weights_are_those_the_layers_used() -> None:
@@ -39,3 +39,8 @@ def test_a_perceiver_whose_layers_look_at_latents_is_refused() -> None:
     model = tiny_gpt("learned", layers=3, bottleneck=4)
     with pytest.raises(UserError, match="from a GPT, not from a PerceiverGPT"):
         capture_attention(model, [3, 5])
+
+
+def test_a_recurrent_model_which_looks_at_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="not from a RNNLanguageModel; it carries a state and looks at no token"):
+        capture_attention(tiny_recurrent(), [3, 5])

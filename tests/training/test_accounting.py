@@ -21,7 +21,7 @@ from headway.training.checkpoint import State
 from headway.training.engine import Outcome
 from headway.training.order import Shuffled
 from headway.training.streams import Stream
-from tests.conftest import tiny_gpt
+from tests.conftest import tiny_gpt, tiny_recurrent
 from tests.training.test_streams import Rows
 
 LENGTH = 20
@@ -68,6 +68,14 @@ def test_a_bottleneck_is_counted(reading: str) -> None:
     model = tiny_gpt("learned", bottleneck=4, layers=3, reading=reading)
     ours, theirs = row_flops(model, LENGTH), counted_by_torch(model, LENGTH)
     assert 0.8 * theirs < ours < theirs
+
+
+@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
+def test_a_recurrent_model_takes_six_flops_a_weight_and_token(cell: str) -> None:
+    """However it is computed; a fused kernel shows torch no product."""
+    model = tiny_recurrent(cell=cell)
+    weights = [*model.hidden_matrices(), model.head.weight]
+    assert row_flops(model, LENGTH) == 6 * sum(weight.numel() for weight in weights) * LENGTH
 
 
 def test_counting_leaves_the_model_and_the_random_numbers_as_they_are() -> None:

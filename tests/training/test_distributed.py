@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from headway.errors import Interrupted
 from headway.ranks import ALONE, Ranks
 from headway.training.loop import Stage, Trainer, TrainingSettings
 from tests.conftest import tiny_gpt
-from tests.training.together import ADAMW, RUNS, SHORT, STOP
+from tests.training.together import ADAMW, RUNS, SHORT, STOP, recurrent
 from tests.training.torture import write_data
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_data(folder)
     for kind, sets in (("adamw", RUNS["ddp"]), ("muon", RUNS["ddp-muon"]), ("few", RUNS["ddp-few"])):
         headway.train(folder / "run.toml", folder / f"alone-{kind}", sets)
+    with chdir(folder):
+        headway.train(recurrent("ddp"), folder / "alone-rnn")
     for parallel in ("ddp", "fsdp"):
         with pytest.raises(Interrupted):
             headway.train(folder / "run.toml", folder / f"one-{parallel}", ADAMW, watch=interrupt)
@@ -80,7 +83,7 @@ def check_equal(one: Path, other: Path, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-@pytest.mark.parametrize(("kind", "tolerance"), [("adamw", 2e-6), ("few", 2e-5), ("muon", 2e-3)])
+@pytest.mark.parametrize(("kind", "tolerance"), [("adamw", 2e-6), ("few", 2e-5), ("muon", 2e-3), ("rnn", 2e-6)])
 def test_two_processes_learn_what_one_learns(folder: Path, parallel: str, kind: str, tolerance: float) -> None:
     """With streams, accumulated pieces, more rows than processes and fewer. Muon computes in bfloat16."""
     name = parallel if kind == "adamw" else f"{parallel}-{kind}"

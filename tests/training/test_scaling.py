@@ -185,7 +185,7 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--gpus 1,x: must be numbers" in said and "--machine abacus: not measured yet" in said
 
 
-@pytest.mark.parametrize("recipe", ["toy/copy", "multi30k/rnn-de-en"])
+@pytest.mark.parametrize("recipe", ["toy/copy", "multi30k/rnn-de-en", "shakespeare/rnn-laptop"])
 def test_models_that_are_not_covered_are_named(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["scale", recipe]) == 2
     assert capsys.readouterr().err.startswith("headway: model.kind = ")

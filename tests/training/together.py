@@ -45,11 +45,18 @@ def settings(sets: list[str]) -> RunSettings:
     return load_settings("run.toml", sets)
 
 
+def recurrent(parallel: str) -> RunSettings:
+    """The same tasks, learned by a recurrent model."""
+    tables = settings([*ADAMW, "training.steps=3", f"training.parallel={parallel}"]).tables()
+    return load_settings({**tables, "model": {"kind": "rnn", "width": 16, "block": 48, "dropout": 0.0}})
+
+
 def many(ranks: Ranks) -> None:
     """Everything that two processes can show in one start."""
     for name, sets in RUNS.items():
         headway.train(settings(sets), f"together-{name}")
     for parallel in ("ddp", "fsdp"):
+        headway.train(recurrent(parallel), f"together-{parallel}-rnn")
         sets = [*SHORT, f"training.parallel={parallel}"]  # with dropout: as many processes as before drop the same
         headway.train(settings(sets), f"whole-{parallel}")
         stop(settings(sets), f"again-{parallel}", ranks)

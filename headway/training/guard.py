@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -10,9 +9,9 @@ from contextlib import contextmanager
 from statistics import median
 
 import torch
+from torch import Tensor
 
 from headway.errors import Quit
-from headway.training.engine import Outcome
 from headway.training.streams import Stream
 
 BAD_STEPS = ("stop", "skip")
@@ -46,11 +45,6 @@ def interruptible() -> Iterator[Callable[[], int]]:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # None: not set from Python
 
 
-def is_finite(done: Outcome) -> bool:
-    """Whether the loss and the norm of the gradient are numbers; waits for the device."""
-    return math.isfinite(float(done.loss)) and math.isfinite(float(done.norm))
-
-
 def describe_rows(streams: Sequence[Stream], step: int) -> str:
     """Which examples a step sees, stream by stream, counted from 0: `training 3, 0, 5, 9, 2 and 27 more; facts 7`."""
     parts = []
@@ -68,18 +62,36 @@ class Unseen:
     def __init__(self, device: torch.device) -> None:
         self.count = torch.zeros((), dtype=torch.long, device=device)
         self.last = torch.zeros((), dtype=torch.long, device=device)
+        self.in_a_row = torch.zeros((), dtype=torch.long, device=device)
 
-    def see(self, done: Outcome, step: int, scaled: bool) -> None:
-        """With a loss scale, only the loss tells: a gradient may overflow, and the scale is lowered."""
-        bad = ~done.loss.isfinite() if scaled else ~(done.loss.isfinite() & done.norm.isfinite())
-        self.count += bad
-        self.last = torch.where(bad, step, self.last)
+    def see(self, step: int, fine: Tensor) -> None:
+        self.count += ~fine
+        self.last = torch.where(fine, self.last, step)
+        self.in_a_row = torch.where(fine, 0, self.in_a_row + 1)
 
-    def take(self) -> tuple[int, int]:
-        """(how many since the last time, the last of them); waits for the device."""
-        found = int(self.count), int(self.last)
+    def take(self) -> list[Tensor]:
+        """How many since the last time, the last of them, and how many in a row there are now."""
+        found = [self.count.clone(), self.last, self.in_a_row]
         self.count.zero_()
         return found
+
+
+class OnTheWay:
+    """Numbers that leave the device when they are computed. To read them is to wait for them, and for nothing that the
+    device was given to do since."""
+
+    def __init__(self, numbers: Sequence[Tensor]) -> None:
+        self.values = torch.stack([number.detach().double() for number in numbers])
+        self.there: torch.cuda.Event | None = None
+        if self.values.is_cuda:
+            self.values = torch.empty(len(numbers), dtype=torch.double, pin_memory=True).copy_(self.values, True)
+            self.there = torch.cuda.Event()
+            self.there.record()
+
+    def read(self) -> list[float]:
+        if self.there is not None:
+            self.there.synchronize()
+        return self.values.tolist()
 
 
 class Spikes:

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 
-from headway.console import Reporter, scores
+from headway.console import Progress, Reporter, scores
 from headway.errors import Interrupted, UserError
 from headway.files import read_json_lines, write_json_lines
 from headway.memory import is_out_of_memory
@@ -33,11 +32,11 @@ from headway.training.engine import Engine, Outcome
 from headway.training.guard import (
     BAD_STEPS,
     IN_A_ROW,
+    OnTheWay,
     Spikes,
     Unseen,
     describe_rows,
     interruptible,
-    is_finite,
 )
 from headway.training.order import Sequential, Shuffled, mix
 from headway.training.parts import during
@@ -147,6 +146,18 @@ class Plan:
     at_hand: bool  # loss and gradient can be looked at without waiting for a device
     unseen: Unseen  # what happened in steps that were not looked at
     meter: Meter
+    line: Line | None = None  # that is still to be written
+
+
+@dataclass
+class Line:
+    """A step that is to be logged, once its numbers are there."""
+
+    step: int  # of the stage, from 1 on
+    rate: float
+    tokens: int  # of the run so far
+    streams: Sequence[str]
+    numbers: OnTheWay  # loss, norm of the gradient; what was not looked at; each stream's loss
 
 
 @dataclass
@@ -236,37 +247,30 @@ class Trainer:
                 done = self.step(stage, plan, step, share)
                 last = state.step + 1 == stage.end
                 logged = due(settings.log_every, step + 1) or last
-                if plan.at_hand or logged:
-                    self.look_back(stage, plan)
-                    logged = self.look(stage, plan, step, done) and logged
+                fine = plan.optimizer.is_fine(done.loss, done.norm)
+                if plan.at_hand:
+                    logged = self.look(stage, plan, step, done, bool(fine)) and logged
                 else:
-                    plan.unseen.see(done, step, plan.optimizer.scale is not None)
+                    plan.unseen.see(step, fine)
                 state.step += 1
                 state.tokens += done.tokens
+                self.settle(stage, plan, progress)  # a step before, while a device computes this one
                 meter.add(done)
-
                 if logged:
-                    record = {
-                        "stage": stage.name,
-                        "step": state.step,
-                        "loss": float(done.loss),
-                        **({"losses": fetched(done.losses)} if stage.sides else {}),
-                        "learning_rate": share * settings.learning_rate,
-                        "gradient_norm": float(done.norm) if done.norm.isfinite() else None,  # float16 overflowed
-                        "tokens": state.tokens,
-                        **meter.read(),
-                        **({"skipped": state.skipped} if state.skipped else {}),
-                    }
-                    self.record(record)
-                    progress.update(step + 1, record)
-                    self.warn_of_spike(stage, plan, record)
+                    numbers = OnTheWay([done.loss, done.norm, *plan.unseen.take(), *done.losses.values()])
+                    plan.line = Line(step + 1, share * settings.learning_rate, state.tokens, [*done.losses], numbers)
+
+                scored = due(settings.evaluate_every, step + 1) or (last and stage.final)
+                saved = due(settings.checkpoint_every, step + 1) or last
+                if plan.at_hand or scored or saved:
+                    self.settle(stage, plan, progress)
                 meter.lap()
                 profile.after(step)
-                scored = due(settings.evaluate_every, step + 1) or (last and stage.final)
                 better, enough = self.evaluate(stage) if scored else (False, False)
                 state.done = stage.final and (last or enough)
                 stop = self.ranks.highest(interrupted())
-                if due(settings.checkpoint_every, step + 1) or last or better or enough or stop:
+                if saved or better or enough or stop:
+                    self.settle(stage, plan, progress)
                     self.save(stage, plan)
                 self.writer.check()
                 if enough:
@@ -294,11 +298,36 @@ class Trainer:
             + (f"the last checkpoint is of step {last:,}" if last is not None else "there is no checkpoint yet")
         )
 
-    def look(self, stage: Stage, plan: Plan, step: int, done: Outcome) -> bool:
+    def settle(self, stage: Stage, plan: Plan, progress: Progress) -> None:
+        """Write the line that is still to be written, if there is one."""
+        line, plan.line = plan.line, None
+        if line is None:
+            return
+        loss, norm, count, last, in_a_row, *losses = line.numbers.read()
+        if not plan.at_hand:
+            self.look_back(stage, plan, int(count), int(last), int(in_a_row))
+        if not math.isfinite(loss):
+            return
+        record = {
+            "stage": stage.name,
+            "step": stage.begin + line.step,
+            "loss": loss,
+            **({"losses": dict(zip(line.streams, losses, strict=True))} if stage.sides else {}),
+            "learning_rate": line.rate,
+            "gradient_norm": norm if math.isfinite(norm) else None,  # float16 overflowed
+            "tokens": line.tokens,
+            **plan.meter.read(),
+            **({"skipped": self.state.skipped} if self.state.skipped else {}),
+        }
+        self.record(record)
+        progress.update(line.step, record)
+        self.warn_of_spike(stage, plan, record)
+
+    def look(self, stage: Stage, plan: Plan, step: int, done: Outcome, fine: bool) -> bool:
         """Whether the step's loss and gradient are numbers. A step without them changed no weight: it ends the run, or
         is counted and passed over."""
         state = self.state
-        if is_finite(done) or plan.optimizer.overflowed(done.loss):
+        if fine:
             state.skipped_in_a_row = 0
             return True
         what = f"the loss is {float(done.loss)} and the gradient's norm {float(done.norm)} at step {state.step + 1:,}"
@@ -311,16 +340,14 @@ class Trainer:
             self.report.say(f"{stage.name}: {what}; passed over, {state.skipped} so far; its rows are {rows}")
         return False
 
-    def look_back(self, stage: Stage, plan: Plan) -> None:
-        """What became of the steps that nobody waited for, since the last look."""
-        if plan.at_hand:
-            return
-        count, last = plan.unseen.take()
+    def look_back(self, stage: Stage, plan: Plan, count: int, last: int, in_a_row: int) -> None:
+        """Of the steps that nobody waited for, `count` since the last line were no numbers."""
+        self.state.skipped_in_a_row = in_a_row
         if not count:
             return
         steps = f"{count} step{'s' if count > 1 else ''} since the last line"
         what = f"{steps} had a loss or gradient that is no number, the last of them step {stage.begin + last + 1:,}"
-        if stage.settings.bad_steps == "stop" or count >= IN_A_ROW:
+        if stage.settings.bad_steps == "stop" or in_a_row >= IN_A_ROW:
             self.give_up(stage, plan, last, what)
         self.state.skipped += count
         self.report.say(f"{stage.name}: {what}; passed over, {self.state.skipped} so far")
@@ -331,11 +358,11 @@ class Trainer:
         if state.step > stage.begin and self.ranks.led(self.last_checkpoint) != state.step:
             self.save(stage, plan)
         last = self.last_checkpoint()
-        before = f"; the last checkpoint is from before it (step {last:,})" if last is not None else ""
+        before = f"; the last checkpoint is of step {last:,}" if last is not None else ""
         rate = plan.rate(step) * settings.learning_rate
         many, way = "", f', or pass over such steps with {stage.place}.bad_steps = "skip"'
         if settings.bad_steps == "skip":
-            many, way = (f", the {IN_A_ROW}th such step in a row" if state.skipped_in_a_row else ""), ""
+            many, way = (f", {IN_A_ROW} such steps in a row" if state.skipped_in_a_row else ""), ""
         raise UserError(
             f"{what} (learning rate {rate:.2g}){many}; it changed no weight{before}. Lower {stage.place}.learning_rate "
             f"or lengthen {stage.place}.warmup{way}; its rows are {describe_rows(plan.streams, step)}"
@@ -454,11 +481,6 @@ def due(every: int, step: int) -> bool:
 def recorded_by(step: int, record: dict[str, Any]) -> bool:
     """Whether a line of metrics.jsonl is of a step up to `step`."""
     return isinstance(record.get("step"), int) and record["step"] <= step
-
-
-def fetched(losses: dict[str, Tensor]) -> dict[str, float]:
-    """The streams' losses, fetched from the device at once."""
-    return dict(zip(losses, torch.stack([*losses.values()]).tolist(), strict=True))
 
 
 def dtype(precision: torch.dtype) -> str:

@@ -61,9 +61,13 @@ class Optimizer:
             gradients = [parameter.grad for parameter in self.names if parameter.grad is not None]
             torch._foreach_mul_(gradients, self.scale.value.reciprocal())
 
-    def overflowed(self, loss: Tensor) -> bool:
-        """Whether a gradient that is no number is due to the scale alone, which has been lowered since."""
-        return self.scale is not None and bool(loss.isfinite()) and float(self.scale.value) >= 1.0
+    def is_fine(self, loss: Tensor, norm: Tensor) -> Tensor:
+        """Whether the loss and the gradient are numbers. A gradient may overflow if the scale was to blame, which is
+        lowered then."""
+        fine = norm.isfinite()
+        if self.scale is not None:
+            fine = fine | (self.scale.value >= 1.0)
+        return loss.isfinite() & fine
 
     def step_unless_infinite(self, norm: Tensor) -> None:
         """Update the weights, unless the norm of the gradient says that it is no number: then nothing changes.

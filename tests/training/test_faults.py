@@ -40,6 +40,7 @@ from headway.training.loop import Plan, Stage, Trainer
 from headway.training.streams import Stream
 from tests.training.test_checkpoint import OFTEN, Said, contents, in_writer
 from tests.training.test_resume import StopAt, final_weights, same
+from tests.training.torture import TIMES
 
 CALL = [sys.executable, "-c", "import sys; from headway.cli import main; main()"]
 LOGGED = ["training.log_every=1", "pretraining.training.log_every=1"]
@@ -247,7 +248,7 @@ def test_a_step_that_is_no_number_ends_the_run_before_its_update(
         headway.train(run_file, tmp_path / "run", sets)
     words = str(caught.value)
     assert re.match(r"the loss is \S+ and the gradient's norm (nan|inf) at step 9 \(learning rate", words), words
-    assert "it changed no weight; the last checkpoint is from before it (step 8)" in words
+    assert "it changed no weight; the last checkpoint is of step 8" in words
     assert words.endswith(f"its rows are training {', '.join(map(str, made[-1]))}")
     assert same(final_weights(tmp_path / "run"), final_weights(tmp_path / "good"))
 
@@ -294,9 +295,7 @@ def test_ten_bad_steps_in_a_row_are_enough(
     if stops is None:
         assert headway.train(run_file, tmp_path / "run", sets).state.skipped == 36
     else:
-        with pytest.raises(
-            UserError, match=f"at step {stops + 1} .*, the 10th such step in a row; it changed no weight"
-        ):
+        with pytest.raises(UserError, match=f"at step {stops + 1} .*, 10 such steps in a row; it changed no weight"):
             headway.train(run_file, tmp_path / "run", sets)
         with pytest.raises(UserError, match=f"at step {stops + 1} "):  # resuming does not begin to count anew
             headway.train(run_file, tmp_path / "run", sets, resume=True)
@@ -626,19 +625,62 @@ def test_every_record_is_json_that_any_reader_takes(run_file: Path, tmp_path: Pa
         json.loads(line, parse_constant=refuse)
 
 
-def test_steps_that_nobody_waited_for_are_counted(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU a step is looked at when a line is due; what was no number in between ends the run then, or counts."""
+@pytest.fixture
+def far_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are carried out as on a GPU: nobody waits for one, a line is written while the next one is computed."""
     plan = Trainer.plan
 
-    def far_away(self: Trainer, stage: Stage) -> Plan:
+    def made(self: Trainer, stage: Stage) -> Plan:
         made = plan(self, stage)
         made.at_hand = False
         return made
 
-    monkeypatch.setattr(Trainer, "plan", far_away)
+    monkeypatch.setattr(Trainer, "plan", made)
+
+
+@pytest.mark.usefixtures("far_away")
+def test_steps_that_nobody_waited_for_are_counted(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a step is looked at when a line is due; what was no number in between ends the run then, or counts."""
     Spoilt(monkeypatch, {1, 2}, gradient=NAN)
     sets = ["training.log_every=5", "training.evaluate_every=0"]
     with pytest.raises(UserError, match=r"2 steps since the last line .* the last of them step 9"):
         headway.train(run_file, run_file.parent / "stopped", sets)
     run = headway.train(run_file, run_file.parent / "skipped", [*sets, "training.bad_steps=skip"])
     assert run.state.skipped == 2
+
+
+@pytest.mark.usefixtures("far_away")
+def test_what_is_saved_when_a_run_is_given_up_later_goes_on_exactly(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step after a bad one has been taken by then: the checkpoint counts it."""
+    Spoilt(monkeypatch, {1}, gradient=NAN)
+    sets = ["training.log_every=2", "training.evaluate_every=0", "training.checkpoint_every=0"]
+    whole = headway.train(run_file, run_file.parent / "whole", [*sets, "training.bad_steps=skip"])
+    out = run_file.parent / "stopped"
+    with pytest.raises(UserError, match=r"1 step since the last line .* step 8 .* the last checkpoint is of step 9"):
+        headway.train(run_file, out, sets)
+    headway.train(run_file, out, [*sets, "training.bad_steps=skip"], resume=True, accept_changes=True)
+    assert same(final_weights(out), final_weights(whole.path))
+
+
+@pytest.mark.usefixtures("far_away")
+def test_ten_bad_steps_in_a_row_end_a_run_that_is_logged_at_every_step(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Spoilt(monkeypatch, set(range(3, 40)), gradient=NAN)
+    sets = ["training.steps=40", "training.log_every=1", "training.bad_steps=skip", "training.evaluate_every=0"]
+    with pytest.raises(UserError, match="10 such steps in a row"):
+        headway.train(run_file, run_file.parent / "out", sets)
+
+
+@pytest.mark.parametrize("log_every", [1, 2, 3])
+def test_lines_that_are_written_later_say_the_same(
+    run_file: Path, request: pytest.FixtureRequest, log_every: int
+) -> None:
+    sets = [f"training.log_every={log_every}", "training.evaluate_every=2", "training.checkpoint_every=3"]
+    near = headway.train(run_file, run_file.parent / "near", sets)
+    request.getfixturevalue("far_away")
+    far = headway.train(run_file, run_file.parent / "far", sets)
+    timeless = [[{key: each[key] for key in each if key not in TIMES} for each in run.metrics] for run in (near, far)]
+    assert timeless[0] == timeless[1]

@@ -47,11 +47,12 @@ def test_an_overflow_changes_no_weight_and_is_told_from_a_loss_that_is_no_number
     optimizer.backward(model(torch.zeros(1, 4, dtype=torch.long)).sum())
     optimizer.step_unless_infinite(torch.tensor(float("inf")))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert optimizer.overflowed(torch.tensor(2.0)) and not optimizer.overflowed(torch.tensor(float("nan")))
+    loss, nan, overflown = (torch.tensor(float(number)) for number in ("2", "nan", "inf"))
+    assert optimizer.is_fine(loss, overflown) and not optimizer.is_fine(nan, loss)
     assert optimizer.scale is not None
     optimizer.scale.value.fill_(0.5)  # so small that the scale cannot be the reason
-    assert not optimizer.overflowed(torch.tensor(2.0))
-    assert not build_optimizer(model, TrainingSettings()).overflowed(torch.tensor(2.0))
+    assert not optimizer.is_fine(loss, overflown)
+    assert not build_optimizer(model, TrainingSettings()).is_fine(loss, overflown)
 
 
 def test_it_is_saved_and_loaded_with_the_optimizer() -> None:

@@ -122,7 +122,7 @@ def test_no_checkpoint_is_saved_of_weights_that_are_not_numbers(run_file: Path) 
     from headway.errors import UserError
 
     sets = ["training.learning_rate=1e30", "training.steps=50", "training.warmup=0", "training.clip=0"]
-    with pytest.raises(UserError, match="the last checkpoint is from before"):
+    with pytest.raises(UserError, match="the last checkpoint is of step"):
         headway.train(
             run_file, run_file.parent / "run", [*sets, "training.log_every=50", "training.checkpoint_every=1"]
         )

@@ -88,6 +88,9 @@ class OnTheWay:
             self.there = torch.cuda.Event()
             self.there.record()
 
+    def arrived(self) -> bool:
+        return self.there is None or self.there.query()
+
     def read(self) -> list[float]:
         if self.there is not None:
             self.there.synchronize()

@@ -254,7 +254,8 @@ class Trainer:
                     plan.unseen.see(step, fine)
                 state.step += 1
                 state.tokens += done.tokens
-                self.settle(stage, plan, progress)  # a step before, while a device computes this one
+                if logged or plan.line is not None and (self.ranks.size > 1 or plan.line.numbers.arrived()):
+                    self.settle(stage, plan, progress)  # the line before; by all processes at the same step
                 meter.add(done)
                 if logged:
                     numbers = OnTheWay([done.loss, done.norm, *plan.unseen.take(), *done.losses.values()])

@@ -254,7 +254,7 @@ class Trainer:
                     plan.unseen.see(step, fine)
                 state.step += 1
                 state.tokens += done.tokens
-                if logged or plan.line is not None and (self.ranks.size > 1 or plan.line.numbers.arrived()):
+                if logged or (plan.line is not None and (self.ranks.size > 1 or plan.line.numbers.arrived())):
                     self.settle(stage, plan, progress)  # the line before; by all processes at the same step
                 meter.add(done)
                 if logged:

@@ -3,7 +3,8 @@
 Every size is trained for a few steps, operation by operation as processes of a larger run do, with two batch sizes. The
 constants of the machine are fitted to all of them, and each is then predicted by the constants fitted to the others, so
 that the error is that of a size which was not measured. On a GPU the memory is the allocator's peak; on a CPU it is
-weights, gradient and state, and what the forward pass keeps. A size that does not fit is named and left out.
+weights and state, and what the forward pass keeps or the gradient, whichever is larger. A size that does not fit is
+named and left out.
 
     python benchmarks/scaling.py [--sizes 3M,25M,124M] [--steps 5] [--write NAME]
 
@@ -98,7 +99,9 @@ def measure(name: str, rows: int, device: torch.device, precision: torch.dtype, 
     if device.type == "cuda":
         peak = float(torch.cuda.max_memory_allocated())
     else:
-        peak = 16.0 * parameter_count(model) + kept(model, stream.batch(0), precision)
+        count = parameter_count(model)
+        gradient = 4 * count + (precision.itemsize * count if precision != torch.float32 else 0)  # beside its copies
+        peak = 12.0 * count + max(gradient, kept(model, stream.batch(0), precision))
     work = scaling.Work(rows, length)
     return Measured(name, scaling.blank(settings, vocabulary), work, peak, median(times))
 
@@ -123,50 +126,85 @@ def kept(model: CausalModel, batch: Batch, precision: torch.dtype) -> int:
 
 def fit(found: list[Measured], start: scaling.Machine) -> scaling.Machine:
     """The constants that come nearest to what was measured, by relative squares; none is negative."""
-    fixed = replace(start, activation=0.0, logits=0.0)
-    sizes = [(each, scaling.layers(each.model), scaling.width(each.model)) for each in found]
-    beside = [
-        [
-            each.work.rows * each.work.length * layers * width,
-            each.work.rows * each.work.length * scaling.vocabulary(each.model),
-        ]
-        for each, layers, width in sizes
-    ]
-    left = [each.memory - scaling.memory(each.model, each.work, fixed, 1, False).total for each in found]
-    activation, logits = solve(beside, left)
-    costs = [
-        [
-            scaling.operations(each.model, each.work.rows * each.work.length, each.work.length),
-            layers,
-            parameter_count(each.model),
-        ]
-        for each, layers, _ in sizes
-    ]
-    operation, layer, update = solve(costs, [each.seconds for each in found])
-    return replace(
-        start,
-        activation=activation,
-        logits=logits,
-        rate=1 / operation if operation else float("inf"),
-        layer=layer,
-        update=update,
-    )
+    activation, logits, base = fit_memory(found, start)
+    operations = [scaling.operations(each.model, each.work.tokens, each.work.length) for each in found]
+    operation, layer, update = fit_time(found, operations, start.ahead)
+    fastest = max(count / each.seconds for count, each in zip(operations, found, strict=True))
+    rate = 1 / operation if operation else fastest  # where nothing was limited by it, it is no less than was seen
+    return replace(start, activation=activation, logits=logits, base=base, rate=rate, layer=layer, update=update)
 
 
-def solve(rows: list[list[float]], values: list[float]) -> list[float]:
-    """The x ≥ 0 with rows · x nearest to `values`, each row counted by its relative error."""
-    scale = np.maximum(np.abs(np.array(values)), 1e-30)
-    matrix, wanted = np.array(rows) / scale[:, None], np.array(values) / scale
-    best, least = [0.0] * matrix.shape[1], np.inf
-    for count in range(1, matrix.shape[1] + 1):
-        for chosen in combinations(range(matrix.shape[1]), count):
+def fit_memory(found: list[Measured], start: scaling.Machine) -> np.ndarray:
+    """(activation, logits, base). Of activations that are smaller than the gradient nothing is seen."""
+    fixed = replace(start, activation=0.0, logits=0.0, base=0.0)
+    without = [scaling.memory(each.model, each.work, fixed, 1, False) for each in found]
+    gradient = np.array([need.gradients for need in without])
+    hidden = np.array([need.total for need in without])
+    rows = [
+        [
+            each.work.tokens * scaling.layers(each.model) * scaling.width(each.model),
+            each.work.tokens * scaling.vocabulary(each.model),
+            1.0,
+        ]
+        for each in found
+    ]
+    seen = Side(np.array(rows), hidden - gradient)
+    measured = np.array([each.memory for each in found])
+    return solve_larger(seen, Side(np.array(rows) * [0.0, 0.0, 1.0], hidden), measured, order=measured / hidden)
+
+
+def fit_time(found: list[Measured], operations: list[float], ahead: bool) -> np.ndarray:
+    """(seconds an operation, seconds a layer, seconds of the update for a parameter)."""
+    layers = [scaling.layers(each.model) for each in found]
+    rows = np.array([operations, layers, [parameter_count(each.model) for each in found]], dtype=float).T
+    measured = np.array([each.seconds for each in found])
+    if not ahead:
+        return solve(rows, measured, measured)
+    arithmetic, launches = Side(rows * [1.0, 0.0, 1.0], 0 * measured), Side(rows * [0.0, 1.0, 1.0], 0 * measured)
+    return solve_larger(arithmetic, launches, measured, order=rows[:, 0] / rows[:, 1])
+
+
+@dataclass
+class Side:
+    """One of two amounts of which the larger is measured: rows · x + known."""
+
+    rows: np.ndarray
+    known: np.ndarray
+
+    def of(self, x: np.ndarray) -> np.ndarray:
+        return self.rows @ x + self.known
+
+
+def solve_larger(first: Side, second: Side, measured: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """The x ≥ 0 for which the larger of both sides is nearest to what was measured.
+
+    The first side is the larger one for those points whose `order` is high; every bound is tried.
+    """
+    best, least = np.zeros(first.rows.shape[1]), np.inf
+    for bound in [*np.sort(order), np.inf]:
+        is_first = order >= bound
+        rows = np.where(is_first[:, None], first.rows, second.rows)
+        x = solve(rows, measured - np.where(is_first, first.known, second.known), measured)
+        error = float(((np.maximum(first.of(x), second.of(x)) / measured - 1) ** 2).sum())
+        if error < least:
+            best, least = x, error
+    return best
+
+
+def solve(rows: np.ndarray, values: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """The x ≥ 0 with rows · x nearest to `values`, each difference divided by its `scale`."""
+    matrix, wanted = rows / scale[:, None], values / scale
+    units = np.maximum(matrix.max(axis=0), 1e-300)  # columns of like size are solved more exactly
+    matrix = matrix / units
+    best, least = np.zeros(matrix.shape[1]), float((wanted**2).sum())
+    for count in range(1, len(best) + 1):
+        for chosen in map(list, combinations(range(len(best)), count)):
             part, *_ = np.linalg.lstsq(matrix[:, chosen], wanted, rcond=None)
             error = float(((matrix[:, chosen] @ part - wanted) ** 2).sum())
             if (part >= 0).all() and error < least:
-                least, best = error, [0.0] * matrix.shape[1]
-                for column, number in zip(chosen, part, strict=True):
-                    best[column] = float(number)
-    return best
+                best, least = np.zeros(len(best)), error
+                best[chosen] = part
+    return best / units
 
 
 def attempts(names: list[str], device: torch.device, precision: torch.dtype, steps: int) -> Iterator[Measured]:
@@ -205,9 +243,21 @@ def main() -> None:
         activation=0.0,
         logits=0.0,
         bytes=precision.itemsize,
+        ahead=device.type != "cpu",
         measured=f"python benchmarks/scaling.py --sizes {','.join(names)} --steps {options.steps}, seed 0, {where}",
     )
     machine = fit(found, start)
+    print_errors(found, start, machine)
+    print(json.dumps(asdict(machine), indent=1))
+    if options.write:
+        known_machines = json.loads(scaling.MACHINES.read_text()) if scaling.MACHINES.exists() else {}
+        known_machines[options.write] = asdict(machine)
+        scaling.MACHINES.write_text(json.dumps(known_machines, indent=1, sort_keys=True) + "\n")
+        print(f"written to {scaling.MACHINES}")
+
+
+def print_errors(found: list[Measured], start: scaling.Machine, machine: scaling.Machine) -> None:
+    """Each size against what the constants fitted to the other sizes say of it, where they are two or more."""
     print("\n  size  rows  memory, MB  predicted   error   step, ms  predicted   error")
     for each in found:
         others = [other for other in found if other.name != each.name]
@@ -219,12 +269,6 @@ def main() -> None:
             f"{memory / each.memory - 1:>+7.1%} {1e3 * each.seconds:>10,.2f} {1e3 * seconds:>10,.2f} "
             f"{seconds / each.seconds - 1:>+7.1%}"
         )
-    print(json.dumps(asdict(machine), indent=1))
-    if options.write:
-        known_machines = json.loads(scaling.MACHINES.read_text()) if scaling.MACHINES.exists() else {}
-        known_machines[options.write] = asdict(machine)
-        scaling.MACHINES.write_text(json.dumps(known_machines, indent=1, sort_keys=True) + "\n")
-        print(f"written to {scaling.MACHINES}")
 
 
 def total_memory(device: torch.device) -> float:

@@ -13,18 +13,21 @@ from headway.training.scaling import machines
 
 PAGE = Path(__file__).with_name("scaling.md")
 TABLES = re.compile(r"(?<=<!-- tables -->\n).*(?=<!-- end of tables -->)", re.S)
-SMALL = "headway scale shakespeare/char"
-LARGE = (
-    "headway scale shakespeare/char --set model.width=2048 --set model.layers=18 --set model.heads=16 "
-    "--set model.block=1024 --set training.batch_size=4096 --set training.accumulate=8 --vocabulary 50304"
-)
+ON_CPU = ["headway scale shakespeare/char-laptop --gpus 1,2 --set training.accumulate=1"]
+ON_GPU = [
+    "headway scale shakespeare/char-25m",
+    "headway scale shakespeare/char-25m --set model.width=2048 --set model.layers=18 --set model.heads=16 "
+    "--set model.block=1024 --set training.batch_size=1024 --set training.accumulate=8 --vocabulary 50304",
+    "headway scale shakespeare/char-25m --set model.width=5120 --set model.layers=32 --set model.heads=40 "
+    "--set model.block=1024 --set training.batch_size=1024 --set training.accumulate=16 --vocabulary 50304",
+]
 
 
 def tables() -> str:
-    """For every machine the commands and what they print; a billion parameters are nothing for a CPU."""
+    """For every machine the commands and what they print."""
     parts = []
-    for name in machines():
-        for command in (SMALL, LARGE) if name != "cpu" else (SMALL,):
+    for name, machine in machines().items():
+        for command in ON_GPU if machine.ahead else ON_CPU:
             full = f"{command} --machine {shlex.quote(name)}"
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):

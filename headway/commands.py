@@ -330,7 +330,7 @@ def scale_command(
         for name, (rows, length) in zip(["", *(f" ({name})" for name in sides)], work.streams, strict=True)
     )
     unknown = "" if known_tokens else f", {tokens} tokens in the vocabulary (tokenizer.size is not set; --vocabulary)"
-    no_gpu = "\nThis device is a CPU: these are not the figures of GPUs." if measured.is_cpu else ""
+    no_gpu = "" if measured.ahead else "\nThis device is a CPU: these are not the figures of GPUs."
     count = sum(parameter.numel() for parameter in model.parameters())
     print(
         f"{settings.name}: {count:,} parameters with {tokens:,} tokens in the vocabulary; a step has "

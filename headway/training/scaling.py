@@ -3,10 +3,16 @@
     memory   weights 4P, gradient 4P, AdamW 8P (Muon: 4 a matrix's entry)            bytes; sharded: each process's rows
              + working copies      ddp: 2P in bfloat16;   fsdp: the root and two blocks put together, one's gradient,
                                    and with several pieces the whole gradient, 4P, which is exchanged after the last
+             + base                what the libraries take
              + tokens · (activation · layers · width + logits · vocabulary)          tokens of the largest piece
-    compute  Σ tokens · (6 P' + 6 · layers · width · T) / rate + layer · layers · pieces + update · P    Σ over streams
+             one process, one piece: the larger of gradient and activations, not both; one grows as the other is let go
+    compute  Σ both(tokens · (6 P' + 6 · layers · width · T) / rate, layer · layers · pieces) + update · P
+             Σ over streams; both: the larger where the device computes while the next operations are launched (a GPU),
+             the sum where one waits for the other (a CPU)
     network  ddp:  2 · 4P · (N − 1)/N                      an all-reduce of float32 gradients
-             fsdp: (2b + 4) · P · (N − 1)/N                two all-gathers of weights of b bytes, one reduce-scatter
+             fsdp: (b · (2P − root) · pieces + 4P) · (N − 1)/N
+                                                           weights of b bytes are gathered for each piece, a block's
+                                                           twice, the root's once; one reduce-scatter of the gradient
     step     overlapped: the larger of both;  not overlapped: their sum
 
 P parameters, P' those that multiply (without the embedding table), T the length of a row, N processes. The constants of
@@ -38,16 +44,14 @@ class Machine:
 
     memory: float  # bytes it has
     rate: float  # floating-point operations a second in large products
-    layer: float  # seconds that a layer costs in each piece, beside the arithmetic
+    layer: float  # seconds that a layer costs in each piece whatever its size; on a GPU, to launch its operations
     update: float  # seconds that the optimizer takes for a parameter
     activation: float  # bytes that a token keeps for the backward pass in a layer, a unit of width
     logits: float  # bytes that a token keeps for an entry of the vocabulary
     bytes: int  # of a number in the matrix products: 2 for bfloat16, 4 for float32
+    ahead: bool  # operations are launched ahead of the arithmetic, as on a GPU; a CPU does one after the other
+    base: float = 0.0  # bytes that the libraries take, whatever the model
     measured: str = ""  # by which command, where
-
-    @property
-    def is_cpu(self) -> bool:
-        return ", cpu (" in self.measured
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class Work:
 
     rows: int
     length: int  # tokens a row
-    pieces: int = 1  # that the rows of each stream are cut into
+    pieces: int = 1  # that a device's rows of each stream are cut into
     optimizer: str = "adamw"
     beside: tuple[tuple[int, int], ...] = ()  # (rows, length) of the streams beside the task
 
@@ -77,9 +81,10 @@ class Work:
         """(rows, length) of the task and of each stream; their gradients are computed one after the other."""
         return ((self.rows, self.length), *self.beside)
 
-    @property
-    def all_pieces(self) -> int:
-        return self.pieces * len(self.streams)
+    def shares(self, size: int) -> Iterator[tuple[int, int, int]]:
+        """(rows, length, pieces) that the first of `size` devices has of each stream; no piece is without a row."""
+        for rows, length in self.streams:
+            yield -(-rows // size), length, min(self.pieces, max(1, rows // size))
 
     @property
     def tokens(self) -> int:
@@ -88,13 +93,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the device that holds most."""
+    """Bytes on the device that holds most, at the moment when it holds most."""
 
     weights: float
     gradients: float
     optimizer: float
     working: float
-    activations: float
+    activations: float  # beyond the gradient, where they make room for it
 
     @property
     def total(self) -> float:
@@ -144,27 +149,35 @@ def memory(model: CausalModel, work: Work, machine: Machine, size: int, sharded:
     share = size if sharded else 1
     weights = FLOAT * held(parameters, share)
     state = FLOAT * (held(by_muon, share) + 2 * held(by_adamw, share) + len(by_adamw))  # AdamW also counts its steps
+    shares = list(work.shares(size))
+    one_piece = sum(pieces for *_, pieces in shares) == 1
     low = machine.bytes if machine.bytes < FLOAT else 0  # float32 needs no copies
     working: float = low * held(parameters, 1)
     if sharded:
         block, root = block_and_root(model)
-        gradient = held(parameters, 1) if work.all_pieces > 1 else max(root, block)
+        gradient = max(root, block) if one_piece else held(parameters, 1)
         working = machine.bytes * (root + 2 * block) + FLOAT * gradient
-    tokens = max(-(-rows // (size * work.pieces)) * length for rows, length in work.streams)
+    tokens = max(-(-rows // pieces) * length for rows, length, pieces in shares)
     activations = tokens * (machine.activation * layers(model) * width(model) + machine.logits * vocabulary(model))
-    return Memory(weights, weights, state, working, activations)
+    if size == 1 and one_piece:  # no gradient is there before the backward pass, which lets go of activations
+        activations = max(0.0, activations - weights)
+    return Memory(weights, weights, state, working + machine.base, activations)
 
 
 def duration(model: CausalModel, work: Work, machine: Machine, network: Network, size: int, sharded: bool) -> Duration:
     """How long one of `size` devices takes for a step."""
     count = held(model.parameters(), 1)
-    compute = (
-        sum(operations(model, -(-rows // size) * length, length) for rows, length in work.streams) / machine.rate
-        + machine.layer * layers(model) * work.all_pieces
-        + machine.update * (held(model.parameters(), size) if sharded else count)
+    both = max if machine.ahead else sum
+    compute = sum(
+        both((operations(model, rows * length, length) / machine.rate, machine.layer * layers(model) * pieces))
+        for rows, length, pieces in work.shares(size)
     )
-    moved = (2 * machine.bytes + FLOAT if sharded else 2 * FLOAT) * count * (size - 1) / size
-    return Duration(compute, moved / network.speed(size))
+    compute += machine.update * (held(model.parameters(), size) if sharded else count)
+    moved = 2 * FLOAT * count
+    if sharded:
+        _, root = block_and_root(model)
+        moved = machine.bytes * (2 * count - root) * sum(pieces for *_, pieces in work.shares(size)) + FLOAT * count
+    return Duration(compute, moved * (size - 1) / size / network.speed(size))
 
 
 def operations(model: CausalModel, tokens: int, length: int) -> float:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
+import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import headway
 from headway.cli import run_command
@@ -32,8 +38,26 @@ from headway.training.streams import Stream
 from tests.conftest import tiny_gpt
 
 LARGE = GPTSettings(width=2048, layers=18, heads=16, block=1024)
-DEVICE = Machine(80e9, rate=1e14, layer=1e-4, update=1e-12, activation=34.0, logits=8.0, bytes=2)
+DEVICE = Machine(80e9, rate=1e14, layer=1e-4, update=1e-12, activation=34.0, logits=8.0, bytes=2, ahead=True, base=5e7)
+CPU = replace(DEVICE, bytes=4, ahead=False)
 SIZE = 1024
+ROOT = Path(__file__).parents[2]
+
+
+def script(path: Path) -> Any:
+    """A file that is no part of the package, as a module."""
+    name = f"script_{path.stem}"
+    specification = importlib.util.spec_from_file_location(name, path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module  # where dataclasses look their names up
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> Any:
+    return script(ROOT / "benchmarks" / "scaling.py")
 
 
 @contextmanager
@@ -122,6 +146,33 @@ def test_a_step_of_one_among_1024(rank: int, optimizer: str) -> None:
         assert (weights, state) == (expected.weights, expected.optimizer)
 
 
+class Exchanged(TorchDispatchMode):
+    """Counts the bytes of what is put together from all processes or added up among them."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        whole = {"c10d::_allgather_base_": 0, "c10d::_reduce_scatter_base_": 1}.get(operation.name())
+        if whole is not None:
+            self.bytes += args[whole].nbytes
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 4])
+def test_what_sharded_processes_exchange_in_a_step(pieces: int) -> None:
+    """Weights are gathered for every piece, gradients exchanged once: as many bytes as the model says."""
+    model = tiny_gpt().float()
+    machine, network = replace(DEVICE, bytes=4), Network()
+    expected = scaling.duration(model, Work(8, 4, pieces), machine, network, 2, sharded=True).network
+    with pretended(0, 2) as ranks:
+        layout = Sharded(model, ranks, torch.device("cpu"), torch.float32)
+        stream = Stream("rows", Rows(), 8, Shuffled(8, 8, 0), 0)  # type: ignore[arg-type]
+        plain = Plain(model, [stream], build_optimizer(model, TrainingSettings()), 0, torch.float32, 1.0, pieces)
+        with Exchanged() as exchanged:
+            Together(plain, layout).step(0, 1.0)
+    assert exchanged.bytes / 2 / network.within == pytest.approx(expected, rel=0.02)  # rows are filled up to halves
+
+
 # ---- the model itself
 
 
@@ -133,10 +184,98 @@ def test_sharding_divides_what_it_should() -> None:
     )
     assert (ddp.weights, ddp.gradients, ddp.optimizer) == (one.weights, one.gradients, one.optimizer)
     assert fsdp.weights == pytest.approx(one.weights / 64, rel=0.01)
-    assert fsdp.activations == ddp.activations == pytest.approx(one.activations / 64)
+    assert fsdp.activations == ddp.activations == pytest.approx((one.activations + one.gradients) / 64)
     assert fsdp.total < ddp.total < one.total
     pieces = scaling.memory(model, Work(8192, 1024, pieces=4), DEVICE, 64, True)
     assert pieces.activations == pytest.approx(fsdp.activations / 4)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 64])  # the gradient of a billion parameters is that of three rows
+def test_one_process_needs_room_for_the_gradient_or_for_activations(rows: int) -> None:
+    model = scaling.blank(LARGE, 50_304)
+    gradient = 4.0 * parameter_count(model)
+    activations = rows * 1024 * (34.0 * 18 * 2048 + 8.0 * 50_304)
+    fixed = 14.0 * parameter_count(model) + 5e7  # weights, AdamW, copies in bfloat16, libraries
+
+    def need(size: int = 1, **changes: Any) -> float:
+        return scaling.memory(model, replace(Work(rows * size, 1024), **changes), DEVICE, size, False).total
+
+    assert need() == pytest.approx(fixed + max(gradient, activations))
+    both = pytest.approx(fixed + gradient + activations)
+    assert need(rows=4 * rows, pieces=4) == both  # a piece's gradient is there while the next is computed
+    assert need(beside=((rows, 1024),)) == both  # so is a stream's
+    assert need(size=8) == both  # buckets of gradients are there before and after
+    assert need(pieces=4) <= need(pieces=2)
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of tensors that operations make, as long as they live."""
+
+    def __init__(self, old: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.old = {each.untyped_storage()._cdata for each in old}
+        self.bytes: dict[int, int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = operation(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor) and (key := tensor.untyped_storage()._cdata) not in self.old:
+                storage = tensor.untyped_storage()
+                if key not in self.bytes:
+                    self.bytes[key] = storage.nbytes()
+                    weakref.finalize(storage, self.bytes.pop, key)
+        self.peak = max(self.peak, sum(self.bytes.values()))
+        return made
+
+
+@pytest.mark.parametrize("rows", [1, 2, 24])
+def test_a_step_lets_go_of_activations_as_its_gradient_grows(rows: int, benchmark: Any) -> None:
+    """Beside weights and state it never holds much more than the larger of both, as the model says."""
+    model = GPTSettings(width=64, layers=8, heads=2, block=32, dropout=0.0).build(32)
+    stream = Stream("rows", benchmark.RandomRows(32, 32), rows, Shuffled(64, rows, 0), 0)
+    engine = Plain(model, [stream], build_optimizer(model, TrainingSettings()), 0, torch.float32, 1.0, accumulate=1)
+    engine.step(0, 1.0)
+    gradient, activations = 4 * parameter_count(model), benchmark.kept(model, stream.batch(1), torch.float32)
+    assert (gradient > activations) == (rows == 1)
+    with Alive([*model.parameters(), *engine.optimizer.state().values()]) as alive:
+        engine.step(1, 1.0)
+    assert max(gradient, activations) <= alive.peak < 1.2 * max(gradient, activations)
+
+
+@pytest.mark.parametrize("machine", [DEVICE, CPU])
+@pytest.mark.parametrize(("size", "sharded"), [(1, False), (8, False), (8, True)])
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_more_work_never_needs_less(machine: Machine, size: int, sharded: bool, pieces: int) -> None:
+    def needs(layers: int, rows: int) -> tuple[float, float]:
+        model, work = scaling.blank(replace(LARGE, layers=layers), 1000), Work(rows, 64, pieces)
+        time = scaling.duration(model, work, machine, Network(), size, sharded)
+        return scaling.memory(model, work, machine, size, sharded).total, time.compute
+
+    for found in (
+        [needs(layers, 64) for layers in (1, 2, 8)],
+        [needs(2, rows) for rows in (32, 256, 4096)],  # from four rows a device on, as many as there are pieces
+    ):
+        assert all(list(each) == sorted(each) for each in zip(*found, strict=True))
+        assert all(each[0] < each[-1] for each in zip(*found, strict=True))
+
+
+def test_launches_run_ahead_of_the_arithmetic_on_a_gpu_alone() -> None:
+    model = scaling.blank(LARGE, 50_304)
+    arithmetic = scaling.operations(model, 1024, 1024) / 1e14  # of a row
+    update = 1e-12 * parameter_count(model)
+
+    def seconds(machine: Machine, work: Work, size: int = 1) -> float:
+        return scaling.duration(model, work, machine, Network(), size, False).compute
+
+    for rows, pieces in ((1, 1), (64, 1), (64, 64)):
+        for layer in (0.0, arithmetic / 18, 4 * arithmetic / 18):
+            launches = pieces * 18 * layer
+            for machine, both in ((DEVICE, max), (CPU, sum)):
+                found = seconds(replace(machine, layer=layer), Work(rows, 1024, pieces))
+                assert found == pytest.approx(both((rows * arithmetic, launches)) + update)
+    slow = replace(DEVICE, layer=1.0, update=0.0)
+    assert seconds(slow, Work(64, 1024, 8), 16) == 4 * 18.0  # four rows a process are no more than four pieces
 
 
 def test_the_time_of_a_step() -> None:
@@ -148,7 +287,9 @@ def test_the_time_of_a_step() -> None:
     assert times(1, False).network == 0.0 and times(1, False).compute > 7 * times(8, False).compute
     ddp, fsdp = times(64, False), times(64, True)
     assert ddp.network == pytest.approx(2 * 4 * parameter_count(model) * 63 / 64 / network.between)
-    assert fsdp.network == pytest.approx(ddp.network)  # two bytes twice and four once, against four twice
+    root = 2 * 2048 * 50_304 + 2 * 2048  # embedding, head, last norm: gathered once
+    saved = (ddp.network - fsdp.network) * network.between * 64 / 63
+    assert saved == pytest.approx(2 * root)  # two bytes twice and four once, against four twice
     assert ddp.overlapped == max(ddp.compute, ddp.network) < ddp.apart
     assert times(8, False).network < ddp.network  # within a machine
 
@@ -239,10 +380,68 @@ def test_every_machine_says_where_it_was_measured() -> None:
 
 
 def test_the_tables_of_the_page_are_what_the_command_prints() -> None:
-    path = Path(__file__).parents[2] / "docs" / "make_scaling.py"
-    specification = importlib.util.spec_from_file_location("make_scaling", path)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    page = path.with_name("scaling.md").read_text("utf-8")
-    assert page == module.page() and page.count("headway scale shakespeare/char") >= len(scaling.machines())
+    page = (ROOT / "docs" / "scaling.md").read_text("utf-8")
+    assert page == script(ROOT / "docs" / "make_scaling.py").page()
+    assert page.count("headway scale shakespeare/char") >= len(scaling.machines())
+
+
+# ---- the constants of a machine
+
+
+def measured(benchmark: Any, machine: Machine, noise: float = 0.0) -> list[Any]:
+    """What a machine with these constants would measure."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for name in benchmark.LARGE:
+        width, layers, heads, length, vocabulary, batches = benchmark.SIZES[name]
+        model = scaling.blank(GPTSettings(width=width, layers=layers, heads=heads, block=length), vocabulary)
+        for rows in batches:
+            work = Work(rows, length)
+            memory = scaling.memory(model, work, machine, 1, False).total
+            seconds = scaling.duration(model, work, machine, Network(), 1, False).compute
+            off = 1 + noise * (2 * torch.rand(2, generator=generator, dtype=torch.float64) - 1)
+            found.append(benchmark.Measured(name, model, work, memory * float(off[0]), seconds * float(off[1])))
+    return found
+
+
+MEASURABLE = Machine(1e11, 3e14, layer=4e-3, update=1e-11, activation=40.0, logits=12.0, bytes=2, ahead=True, base=7e7)
+UNKNOWN = Machine(1e11, 1.0, 0.0, 0.0, 0.0, 0.0, bytes=2, ahead=True)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("activation", [40.0, 10.0])  # with 10, those of three of ten points are less than the gradient
+def test_a_fit_finds_the_constants_of_a_machine(benchmark: Any, ahead: bool, activation: float) -> None:
+    machine = replace(MEASURABLE, ahead=ahead, activation=activation, logits=activation / 4)
+    found = measured(benchmark, machine)
+    hidden = sum(scaling.memory(each.model, each.work, machine, 1, False).activations == 0 for each in found)
+    assert hidden == (1 if activation == 40.0 else 3)
+    launched = sum(
+        scaling.operations(each.model, each.work.tokens, each.work.length) / machine.rate
+        < machine.layer * scaling.layers(each.model)
+        for each in found
+    )
+    assert 0 < launched < len(found)  # of either kind
+    fitted = benchmark.fit(found, replace(UNKNOWN, ahead=ahead))
+    for name in ("activation", "logits", "base", "rate", "layer", "update"):
+        assert getattr(fitted, name) == pytest.approx(getattr(machine, name), rel=1e-6), name
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_fit_to_what_is_not_exact_stays_near(benchmark: Any, ahead: bool) -> None:
+    found = measured(benchmark, replace(MEASURABLE, ahead=ahead), noise=0.1)
+    fitted = benchmark.fit(found, replace(UNKNOWN, ahead=ahead))
+    for each in found:
+        memory = scaling.memory(each.model, each.work, fitted, 1, False).total
+        seconds = scaling.duration(each.model, each.work, fitted, Network(), 1, False).compute
+        assert memory == pytest.approx(each.memory, rel=0.2) and seconds == pytest.approx(each.seconds, rel=0.2)
+    assert min(fitted.activation, fitted.logits, fitted.base, fitted.layer, fitted.update) >= 0
+
+
+@pytest.mark.parametrize("layer", [0.0, 1.0])
+def test_a_fit_to_one_kind_of_point_is_finite(benchmark: Any, layer: float) -> None:
+    """Where launches hide all arithmetic, the rate is the highest that was seen."""
+    found = measured(benchmark, replace(MEASURABLE, layer=layer, update=0.0, activation=0.0, logits=0.0))
+    fitted = benchmark.fit(found, UNKNOWN)
+    assert fitted.layer == pytest.approx(layer, abs=1e-9) and fitted.activation == fitted.logits == 0.0
+    seen = max(scaling.operations(each.model, each.work.tokens, each.work.length) / each.seconds for each in found)
+    assert math.isfinite(fitted.rate) and fitted.rate == pytest.approx(seen)

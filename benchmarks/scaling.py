@@ -1,6 +1,6 @@
 """Memory and time of training steps of several sizes, against what `headway.training.scaling` predicts.
 
-Every size is trained for a few steps, operation by operation as processes of a larger run do, with two batch sizes. The
+Every size is trained for a few steps, operation by operation as processes of a larger run do, with several batch sizes. The
 constants of the machine are fitted to all of them, and each is then predicted by the constants fitted to the others, so
 that the error is that of a size which was not measured. On a GPU the memory is the allocator's peak; on a CPU it is
 weights and state, and what the forward pass keeps or the gradient, whichever is larger. A size that does not fit is
@@ -38,15 +38,15 @@ from headway.training.optimizer import build_optimizer
 from headway.training.order import Shuffled
 from headway.training.streams import Stream, token_losses
 
-# name: width, layers, heads, length, vocabulary, rows of the two batches
+# name: width, layers, heads, length, vocabulary, rows of the batches
 SIZES = {
     "0.1M": (64, 2, 2, 64, 256, (8, 32)),
     "0.8M": (128, 4, 4, 64, 256, (8, 32)),
     "3M": (256, 4, 8, 128, 256, (16, 64)),
-    "25M": (512, 8, 8, 128, 256, (32, 128)),
-    "124M": (768, 12, 12, 512, 50_304, (8, 24)),
-    "350M": (1024, 24, 16, 512, 50_304, (8, 24)),
-    "1B": (2048, 18, 16, 512, 50_304, (4, 16)),
+    "25M": (512, 8, 8, 128, 256, (32, 128, 512)),
+    "124M": (768, 12, 12, 512, 50_304, (8, 24, 96)),
+    "350M": (1024, 24, 16, 512, 50_304, (8, 24, 64)),
+    "1B": (2048, 18, 16, 512, 50_304, (4, 16, 48)),
 }
 SMALL, LARGE = ("0.1M", "0.8M", "3M"), ("3M", "25M", "124M", "350M", "1B")
 

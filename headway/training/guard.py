@@ -59,20 +59,23 @@ def describe_rows(streams: Sequence[Stream], step: int) -> str:
 class Unseen:
     """Steps whose loss or gradient was no number, counted on the device between two looks at it."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.count = torch.zeros((), dtype=torch.long, device=device)
-        self.last = torch.zeros((), dtype=torch.long, device=device)
-        self.in_a_row = torch.zeros((), dtype=torch.long, device=device)
+    TAKEN = ("count", "last", "in_a_row", "longest")  # since the last look; in a row: now, and the longest one
+
+    def __init__(self, device: torch.device, in_a_row: int = 0) -> None:
+        self.count, self.last, self.in_a_row, self.longest = (
+            torch.full((), number, device=device) for number in (0, 0, in_a_row, 0)
+        )
 
     def see(self, step: int, fine: Tensor) -> None:
-        self.count += ~fine
+        self.count = self.count + ~fine
         self.last = torch.where(fine, self.last, step)
         self.in_a_row = torch.where(fine, 0, self.in_a_row + 1)
+        self.longest = self.longest.maximum(self.in_a_row)
 
     def take(self) -> list[Tensor]:
-        """How many since the last time, the last of them, and how many in a row there are now."""
-        found = [self.count.clone(), self.last, self.in_a_row]
-        self.count.zero_()
+        """What TAKEN names; it is counted anew from here on."""
+        found = [getattr(self, name) for name in self.TAKEN]
+        self.count, self.longest = torch.zeros_like(self.count), torch.zeros_like(self.longest)
         return found
 
 
@@ -81,12 +84,15 @@ class OnTheWay:
     device was given to do since."""
 
     def __init__(self, numbers: Sequence[Tensor]) -> None:
-        self.values = torch.stack([number.detach().double() for number in numbers])
         self.there: torch.cuda.Event | None = None
-        if self.values.is_cuda:
-            self.values = torch.empty(len(numbers), dtype=torch.double, pin_memory=True).copy_(self.values, True)
+        if numbers[0].is_cuda:
+            together = torch.stack([number.detach().double() for number in numbers])
+            self.values = torch.empty(len(numbers), dtype=torch.double, pin_memory=True)
+            self.values.copy_(together, non_blocking=True)
             self.there = torch.cuda.Event()
             self.there.record()
+        else:
+            self.values = torch.tensor([float(number) for number in numbers], dtype=torch.double)
 
     def arrived(self) -> bool:
         return self.there is None or self.there.query()

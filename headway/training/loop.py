@@ -220,7 +220,7 @@ class Trainer:
     def run(self) -> State:
         """Train what is left of the stages."""
         self.ranks.led(lambda: self.checkpoints.require_room(self.model))
-        left = [stage for stage in self.stages if self.state.step < stage.end and not self.state.done]
+        left = [stage for stage in self.stages if self.is_left(stage)]
         steps = [stage.end - max(stage.begin, self.state.step) for stage in left]
         profile = Profile(self.directory, self.report, steps) if self.profile else Unprofiled()
         with interruptible() as interrupted, self.writer:
@@ -232,6 +232,11 @@ class Trainer:
                 self.writer.save(self.model, None, self.state, self.stages[-1].settings.keep)
         return self.state
 
+    def is_left(self, stage: Stage) -> bool:
+        """Whether there is something to do in a stage. One that was given up at its last step is still to be scored."""
+        step, done = self.state.step, self.state.done
+        return not done and (step < stage.end or (stage.final and stage.begin < step))
+
     def fit(self, stage: Stage, interrupted: Callable[[], int], profile: Unprofiled) -> None:
         """Train one stage to its end."""
         settings, state = stage.settings, self.state
@@ -242,36 +247,19 @@ class Trainer:
         meter.skip()
         with profile, self.report.progress(stage.name, settings.steps, state.step - stage.begin) as progress:
             while state.step < stage.end:
-                step = state.step - stage.begin
-                share = plan.rate(step)
-                done = self.step(stage, plan, step, share)
-                last = state.step + 1 == stage.end
-                logged = due(settings.log_every, step + 1) or last
-                fine = plan.optimizer.is_fine(done.loss, done.norm)
-                if plan.at_hand:
-                    logged = self.look(stage, plan, step, done, bool(fine)) and logged
-                else:
-                    plan.unseen.see(step, fine)
-                state.step += 1
-                state.tokens += done.tokens
-                if logged or (plan.line is not None and (self.ranks.size > 1 or plan.line.numbers.arrived())):
-                    self.settle(stage, plan, progress)  # the line before; by all processes at the same step
-                meter.add(done)
-                if logged:
-                    numbers = OnTheWay([done.loss, done.norm, *plan.unseen.take(), *done.losses.values()])
-                    plan.line = Line(step + 1, share * settings.learning_rate, state.tokens, [*done.losses], numbers)
-
-                scored = due(settings.evaluate_every, step + 1) or (last and stage.final)
-                saved = due(settings.checkpoint_every, step + 1) or last
-                if plan.at_hand or scored or saved:
-                    self.settle(stage, plan, progress)
+                self.advance(stage, plan, progress)
+                step, last = state.step - stage.begin, state.step == stage.end
+                scored = due(settings.evaluate_every, step) or (last and stage.final)
+                saved = due(settings.checkpoint_every, step) or last
+                if scored or saved:
+                    self.catch_up(stage, plan, progress)
                 meter.lap()
-                profile.after(step)
+                profile.after(step - 1)
                 better, enough = self.evaluate(stage) if scored else (False, False)
                 state.done = stage.final and (last or enough)
                 stop = self.ranks.highest(interrupted())
                 if saved or better or enough or stop:
-                    self.settle(stage, plan, progress)
+                    self.catch_up(stage, plan, progress)
                     self.save(stage, plan)
                 self.writer.check()
                 if enough:
@@ -280,7 +268,43 @@ class Trainer:
                     self.writer.wait()
                     raise Interrupted(f"stopped after step {state.step:,}, state saved", stop)
                 meter.skip()
+            if stage.final and not state.done:
+                self.evaluate(stage)  # it was given up at its last step, and is done for all that
+                state.done = True
+                self.save(stage, plan)
         self.report.say(f"{stage.name}: {meter.summary()}")
+
+    def advance(self, stage: Stage, plan: Plan, progress: Progress) -> None:
+        """Take the next step, and write the line of an earlier one if its numbers are there by now."""
+        settings, state = stage.settings, self.state
+        step = state.step - stage.begin
+        share = plan.rate(step)
+        try:
+            done = self.step(stage, plan, step, share)
+        except UserError:
+            self.settle(stage, plan, progress)
+            raise
+        logged = due(settings.log_every, step + 1) or state.step + 1 == stage.end
+        fine = plan.optimizer.is_fine(done.loss, done.norm)
+        if plan.at_hand:
+            logged = self.look(stage, plan, step, done, bool(fine)) and logged
+        else:
+            plan.unseen.see(step, fine)
+        state.step += 1
+        state.tokens += done.tokens
+        if logged or (plan.line is not None and (self.ranks.size > 1 or plan.line.numbers.arrived())):
+            self.settle(stage, plan, progress)  # all processes at the same step
+        plan.meter.add(done)
+        if logged:
+            numbers = OnTheWay([done.loss, done.norm, fine, *plan.unseen.take(), *done.losses.values()])
+            plan.line = Line(step + 1, share * settings.learning_rate, state.tokens, [*done.losses], numbers)
+            if plan.at_hand:
+                self.settle(stage, plan, progress)
+
+    def catch_up(self, stage: Stage, plan: Plan, progress: Progress) -> None:
+        """Wait for the last step: nothing of the steps so far is left to be written or looked at."""
+        self.settle(stage, plan, progress)
+        self.look_back(stage, plan, OnTheWay(plan.unseen.take()).read())
 
     def step(self, stage: Stage, plan: Plan, step: int, share: float) -> Outcome:
         """One step of the stage; where there is no memory for it, the settings to change are named."""
@@ -304,25 +328,25 @@ class Trainer:
         line, plan.line = plan.line, None
         if line is None:
             return
-        loss, norm, count, last, in_a_row, *losses = line.numbers.read()
-        if not plan.at_hand:
-            self.look_back(stage, plan, int(count), int(last), int(in_a_row))
-        if not math.isfinite(loss):
-            return
-        record = {
-            "stage": stage.name,
-            "step": stage.begin + line.step,
-            "loss": loss,
-            **({"losses": dict(zip(line.streams, losses, strict=True))} if stage.sides else {}),
-            "learning_rate": line.rate,
-            "gradient_norm": norm if math.isfinite(norm) else None,  # float16 overflowed
-            "tokens": line.tokens,
-            **plan.meter.read(),
-            **({"skipped": self.state.skipped} if self.state.skipped else {}),
-        }
-        self.record(record)
-        progress.update(line.step, record)
-        self.warn_of_spike(stage, plan, record)
+        loss, norm, fine, *others = line.numbers.read()
+        unseen, losses = others[: len(Unseen.TAKEN)], others[len(Unseen.TAKEN) :]
+        skipped = self.state.skipped + int(unseen[0])
+        if fine:
+            record = {
+                "stage": stage.name,
+                "step": stage.begin + line.step,
+                "loss": loss,
+                **({"losses": dict(zip(line.streams, losses, strict=True))} if stage.sides else {}),
+                "learning_rate": line.rate,
+                "gradient_norm": norm if math.isfinite(norm) else None,  # float16 overflowed
+                "tokens": line.tokens,
+                **plan.meter.read(),
+                **({"skipped": skipped} if skipped else {}),
+            }
+            self.record(record)
+            progress.update(line.step, record)
+            self.warn_of_spike(stage, plan, record)
+        self.look_back(stage, plan, unseen)
 
     def look(self, stage: Stage, plan: Plan, step: int, done: Outcome, fine: bool) -> bool:
         """Whether the step's loss and gradient are numbers. A step without them changed no weight: it ends the run, or
@@ -341,16 +365,19 @@ class Trainer:
             self.report.say(f"{stage.name}: {what}; passed over, {state.skipped} so far; its rows are {rows}")
         return False
 
-    def look_back(self, stage: Stage, plan: Plan, count: int, last: int, in_a_row: int) -> None:
-        """Of the steps that nobody waited for, `count` since the last line were no numbers."""
+    def look_back(self, stage: Stage, plan: Plan, unseen: Sequence[float]) -> None:
+        """What became of the steps that nobody waited for."""
+        if plan.at_hand:
+            return
+        count, last, in_a_row, longest = map(int, unseen)
+        self.state.skipped += count
         self.state.skipped_in_a_row = in_a_row
         if not count:
             return
         steps = f"{count} step{'s' if count > 1 else ''} since the last line"
         what = f"{steps} had a loss or gradient that is no number, the last of them step {stage.begin + last + 1:,}"
-        if stage.settings.bad_steps == "stop" or in_a_row >= IN_A_ROW:
+        if stage.settings.bad_steps == "stop" or longest >= IN_A_ROW:
             self.give_up(stage, plan, last, what)
-        self.state.skipped += count
         self.report.say(f"{stage.name}: {what}; passed over, {self.state.skipped} so far")
 
     def give_up(self, stage: Stage, plan: Plan, step: int, what: str) -> NoReturn:
@@ -363,7 +390,7 @@ class Trainer:
         rate = plan.rate(step) * settings.learning_rate
         many, way = "", f', or pass over such steps with {stage.place}.bad_steps = "skip"'
         if settings.bad_steps == "skip":
-            many, way = (f", {IN_A_ROW} such steps in a row" if state.skipped_in_a_row else ""), ""
+            many, way = f", {IN_A_ROW} such steps in a row", ""
         raise UserError(
             f"{what} (learning rate {rate:.2g}){many}; it changed no weight{before}. Lower {stage.place}.learning_rate "
             f"or lengthen {stage.place}.warmup{way}; its rows are {describe_rows(plan.streams, step)}"
@@ -416,7 +443,8 @@ class Trainer:
         rate = rate_of(settings, streams[0].order, task.block)
         costs, peak = Costs(self.layout.at_hand(), streams), peak_flops(device, precision)
         meter = Meter(self.state, costs, peak and peak * self.ranks.size, device)
-        return Plan(engine, rate, optimizer, streams, spikes, device.type == "cpu", Unseen(device), meter)
+        unseen = Unseen(device, self.state.skipped_in_a_row)
+        return Plan(engine, rate, optimizer, streams, spikes, device.type == "cpu", unseen, meter)
 
     def evaluate(self, stage: Stage) -> tuple[bool, bool]:
         """Score the model and remember the best: (is this the best so far, is it time to stop early)."""

@@ -642,7 +642,7 @@ def far_away(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_steps_that_nobody_waited_for_are_counted(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU a step is looked at when a line is due; what was no number in between ends the run then, or counts."""
     Spoilt(monkeypatch, {1, 2}, gradient=NAN)
-    sets = ["training.log_every=5", "training.evaluate_every=0"]
+    sets = ["training.log_every=5", "training.evaluate_every=0", "training.checkpoint_every=0"]
     with pytest.raises(UserError, match=r"2 steps since the last line .* the last of them step 9"):
         headway.train(run_file, run_file.parent / "stopped", sets)
     run = headway.train(run_file, run_file.parent / "skipped", [*sets, "training.bad_steps=skip"])
@@ -672,6 +672,92 @@ def test_ten_bad_steps_in_a_row_end_a_run_that_is_logged_at_every_step(
     sets = ["training.steps=40", "training.log_every=1", "training.bad_steps=skip", "training.evaluate_every=0"]
     with pytest.raises(UserError, match="10 such steps in a row"):
         headway.train(run_file, run_file.parent / "out", sets)
+
+
+@pytest.mark.usefixtures("far_away")
+def test_ten_bad_steps_in_a_row_are_noticed_after_good_ones(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine in a row, twice, may pass; ten may not, though a good step came before anybody looked."""
+    sets = ["training.steps=30", "training.log_every=30", "training.bad_steps=skip", "training.checkpoint_every=0"]
+    with monkeypatch.context() as patch:
+        Spoilt(patch, {*range(2, 11), *range(12, 21)}, gradient=NAN)
+        assert headway.train(run_file, run_file.parent / "nine", sets).state.skipped == 18
+    Spoilt(monkeypatch, {*range(2, 12)}, gradient=NAN)
+    with pytest.raises(UserError, match="10 such steps in a row"):
+        headway.train(run_file, run_file.parent / "ten", sets)
+
+
+@pytest.mark.usefixtures("far_away")
+def test_bad_steps_that_nobody_waited_for_are_counted_through_stops(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal between two lines forgets nothing: neither a step that was no number, nor how many in a row."""
+    Spoilt(monkeypatch, {1, 4, *range(8, 30)}, gradient=NAN)
+    sets = ["training.steps=30", "training.log_every=4", "training.bad_steps=skip", "training.checkpoint_every=0"]
+    out = run_file.parent / "out"
+    step, at = Plain.step, 0
+
+    def stopping(self: Plain, number: int, rate: float) -> Outcome:
+        if self.streams[0].name == "training" and number == at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self, number, rate)
+
+    monkeypatch.setattr(Plain, "step", stopping)
+    for at, skipped in ((2, 1), (5, 2), (9, 4), (13, 8)):
+        with pytest.raises(Interrupted):
+            headway.train(run_file, out, sets, resume=at > 2)
+        assert headway.load(out).state.skipped == skipped
+    at = -1
+    with pytest.raises(UserError, match="10 such steps in a row"):
+        headway.train(run_file, out, sets, resume=True)
+    assert headway.load(out).state.skipped <= 16
+
+
+@pytest.mark.usefixtures("far_away")
+def test_a_run_that_was_given_up_at_its_last_step_can_be_finished(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Spoilt(monkeypatch, {3}, gradient=NAN)
+    sets = ["training.log_every=5", "training.checkpoint_every=0"]
+    out = run_file.parent / "out"
+    with pytest.raises(UserError, match=r"1 step since the last line .* the last of them step 10"):
+        headway.train(run_file, out, sets)
+    assert not headway.load(out).state.done
+    run = headway.train(run_file, out, [*sets, "training.bad_steps=skip"], resume=True, accept_changes=True)
+    assert run.state.done and run.state.skipped == 1 and run.state.best_value is not None
+
+
+@pytest.mark.usefixtures("far_away")
+def test_a_line_is_not_lost_when_the_next_step_fails(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Plain.step
+
+    def full(self: Plain, number: int, rate: float) -> Outcome:
+        if self.streams[0].name == "training" and number == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return step(self, number, rate)
+
+    monkeypatch.setattr(Plain, "step", full)
+    out = run_file.parent / "out"
+    with pytest.raises(UserError, match="out of memory at step 10"):
+        headway.train(run_file, out, ["training.log_every=1", "training.checkpoint_every=0"])
+    assert headway.load(out).metrics[-1]["step"] == 9
+
+
+@pytest.mark.usefixtures("far_away")
+@pytest.mark.parametrize("stop", range(1, 5))
+def test_a_signal_leaves_every_line_that_was_due(run_file: Path, stop: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Plain.step
+
+    def stopping(self: Plain, number: int, rate: float) -> Outcome:
+        if self.streams[0].name == "training" and number == stop:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self, number, rate)
+
+    monkeypatch.setattr(Plain, "step", stopping)
+    out = run_file.parent / "out"
+    sets = ["training.log_every=1", "training.checkpoint_every=0", "training.steps=6"]
+    with pytest.raises(Interrupted):
+        headway.train(run_file, out, sets)
+    assert headway.load(out).metrics[-1]["step"] == 6 + stop + 1 == headway.load(out).state.step
 
 
 @pytest.mark.parametrize("log_every", [1, 2, 3])

@@ -55,7 +55,9 @@ class SequenceToSequenceSettings:
     holdout: float = setting(0.05, "share held out as dev where there is no dev file", least=0.0, below=1.0)
     test_holdout: float = setting(0.0, "share held out as test where there is no test file", least=0.0, below=1.0)
     together: str = setting(
-        "none", "pairs that have this side in common are held out together", choices=("none", "source", "target")
+        "none",
+        "pairs that have this side in common are held out together; both: either side, also through other pairs",
+        choices=("none", "source", "target", "both"),
     )
     longest: int = setting(0, "most tokens a side; longer pairs are not learned; 0: what model.block holds", least=0)
     strict: bool = setting(False, "an empty line is an error; false: its pair is dropped, and the number said")
@@ -107,18 +109,50 @@ class SequenceToSequenceSettings:
             errors=self.errors,
             say=say,
         )
-        return [pair for pair in pairs if self.split_of(pair) == split] if self.is_part(split) else pairs
+        if not self.is_part(split):
+            return pairs
+        return [
+            pair for pair, group in zip(pairs, groups(pairs, self.together), strict=True) if self.of(group) == split
+        ]
 
-    def split_of(self, pair: Pair) -> str:
-        """Which split a pair of the file to learn from belongs to: a function of its text alone."""
-        text = {"source": pair.source, "target": f"{pair.target}"}.get(self.together, f"{pair.source}\t{pair.target}")
-        place = int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big") / 2**64
+    def of(self, group: str) -> str:
+        """Which split a group of the file to learn from belongs to: a function of its text alone."""
+        place = int.from_bytes(hashlib.sha256(group.encode("utf-8", "surrogatepass")).digest()[:8], "big") / 2**64
         test = self.test_holdout if self.test is None else 0.0
         dev = self.holdout if self.dev is None else 0.0
         return "test" if place < test else "dev" if place < test + dev else "train"
 
     def build(self, tokenizer: Tokenizer, block: int) -> SequenceToSequence:
         return SequenceToSequence(self, tokenizer, block)
+
+
+def groups(pairs: Sequence[Pair], together: str) -> list[str]:
+    """For each pair a text that it shares with those that must stay on its side of a split; case and spaces are alike.
+
+    By both sides, pairs that are linked by a source or a target, directly or through others, have the first of their
+    texts in common.
+    """
+    sources = [f"{alike(pair.source)}\t" for pair in pairs]
+    targets = [alike(f"{pair.target}") for pair in pairs]
+    if together != "both":
+        choices = {"source": sources, "target": targets}
+        return choices.get(together, [source + target for source, target in zip(sources, targets, strict=True)])
+    links: dict[str, str] = {}  # from a text to an earlier one of its group
+
+    def first(text: str) -> str:
+        while (above := links.setdefault(text, text)) != text:
+            links[text] = links[above]
+            text = above
+        return text
+
+    for source, target in zip(sources, targets, strict=True):
+        one, other = sorted((first(source), first(target)))
+        links[other] = one
+    return [first(source) for source in sources]
+
+
+def alike(text: str) -> str:
+    return " ".join(text.casefold().split())
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from headway.models import Seq2SeqModel
 from headway.ranks import Ranks
 from headway.run import build_tokenizer
 from headway.tasks import IGNORE, Batch, SequenceToSequence, SequenceToSequenceSettings
+from headway.tasks.sequence_to_sequence import groups
 from headway.text import KINDS, Pair
 from headway.training.order import Shuffled
 from headway.training.streams import Stream
@@ -134,10 +135,11 @@ def test_label_smoothing_spreads_a_share_evenly_and_leaves_padding_out(table: di
 # ---- splits
 
 
-@pytest.mark.parametrize("together", ["none", "source", "target"])
+@pytest.mark.parametrize("together", ["none", "source", "target", "both"])
 def test_splits_are_apart_whole_and_independent_of_the_order(tmp_path: Path, together: str) -> None:
     source = random.Random(1)
-    pairs = [Pair(f"s{source.randrange(150)}", f"t{source.randrange(150)}", line) for line in range(1, 801)]
+    many = 150 if together != "both" else 2000  # or links would leave one large group
+    pairs = [Pair(f"s{source.randrange(many)}", f"t{source.randrange(many)}", line) for line in range(1, 801)]
     settings = SequenceToSequenceSettings(
         source=str(tmp_path / "pairs.tsv"), holdout=0.2, test_holdout=0.1, together=together
     )
@@ -152,11 +154,37 @@ def test_splits_are_apart_whole_and_independent_of_the_order(tmp_path: Path, tog
         (pair.source, pair.target) for pair in pairs
     )
     assert 0.08 < len(found["dev"]) / 800 < 0.32 and 0.03 < len(found["test"]) / 800 < 0.2
-    keys = {"none": lambda pair: pair, "source": lambda pair: pair[0], "target": lambda pair: pair[1]}
-    sides = [{keys[together](pair) for pair in part} for part in found.values()]
+    keys = {
+        "none": lambda pair: [pair],
+        "source": lambda pair: [pair[0]],
+        "target": lambda pair: [pair[1]],
+        "both": lambda pair: pair,
+    }
+    sides = [{key for pair in part for key in keys[together](pair)} for part in found.values()]
     assert not sides[0] & sides[1] and not sides[0] & sides[2] and not sides[1] & sides[2]
     shuffled = split(source.sample(pairs, len(pairs)))
     assert {name: sorted(part) for name, part in found.items()} == {n: sorted(part) for n, part in shuffled.items()}
+
+
+def test_groups_are_those_of_a_graph_search() -> None:
+    """By both sides: pairs are neighbours where they share a side, but for case and spaces."""
+    numbers = random.Random(2)
+    words = [f"{'wW'[numbers.randrange(2)]}{' ' * numbers.randrange(3)} {numbers.randrange(60)}" for _ in range(200)]
+    pairs = [Pair(words[line], words[line + 100], line) for line in range(100)]
+    found = groups(pairs, "both")
+    plain = [(f"s{' '.join(x.source.lower().split())}", f"t{' '.join(x.target.lower().split())}") for x in pairs]
+    reached: list[set[int]] = []
+    for begin in range(100):
+        seen, edge = {begin}, [begin]
+        while edge:
+            here = plain[edge.pop()]
+            new = {n for n, other in enumerate(plain) if n not in seen and (here[0] == other[0] or here[1] == other[1])}
+            seen |= new
+            edge += new
+        reached.append(seen)
+    assert 1 < len(set(found)) < 100
+    for one in range(100):
+        assert {other for other in range(100) if found[other] == found[one]} == reached[one]
 
 
 def test_a_split_with_a_file_of_its_own_takes_nothing_from_the_others(tmp_path: Path, table: dict[str, str]) -> None:

@@ -219,11 +219,14 @@ def likeliest(live: Tensor, alive: Tensor, logits: Tensor, never: Sequence[int])
     count, beam = live.shape
     logprobs = logits.to(live.dtype).log_softmax(-1)  # (R, V)
     logprobs[:, list(never)] = float("-inf")
-    few = logprobs.topk(min(beam, logprobs.shape[-1]))  # (R, m)
-    grid = live.new_full((count, beam, few.values.shape[-1]), float("-inf"))  # (N, k, m)
-    grid[alive] = few.values + live[alive][:, None]
+    few, which = logprobs.topk(min(beam, logprobs.shape[-1]))  # (R, m)
+    if beam == 1:  # of equals, the one that greedy decoding takes
+        which = logits.masked_fill(logprobs == float("-inf"), float("-inf")).argmax(-1, keepdim=True)
+        few = logprobs.gather(-1, which)
+    grid = live.new_full((count, beam, few.shape[-1]), float("-inf"))  # (N, k, m)
+    grid[alive] = few + live[alive][:, None]
     tokens = torch.zeros_like(grid, dtype=torch.long)
-    tokens[alive] = few.indices
+    tokens[alive] = which
     values, places = grid.flatten(1).topk(beam)
     return places // grid.shape[-1], tokens.flatten(1).gather(1, places), values
 

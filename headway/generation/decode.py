@@ -107,9 +107,10 @@ def stream(
     try:
         logits, cache = prefill(model, sequences, limit)
         for made in range(1, limit + 1):
+            every = logits.log_softmax(-1)
             logits[:, PAD] = float("-inf")
             tokens = sampling.choose(logits, [generators[row] for row in rows])
-            logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0].tolist()
+            logprobs = every.gather(-1, tokens[:, None])[:, 0].tolist()
             for row, token, logprob in zip(rows, tokens.tolist(), logprobs, strict=True):
                 if row in going:
                     sequences[row].append(token)
@@ -198,7 +199,6 @@ def best_alternatives(
     model.eval()
     logits = torch.cat(list(Room(64).each(lambda some: prefill(model, some, 0)[0], prompts)))
     model.train(training)
-    logits[:, PAD] = float("-inf")
     logprobs = logits.log_softmax(-1)
     logprobs[:, [PAD, *stop]] = float("-inf")  # an empty continuation is no alternative
     first = logprobs.topk(min(count, logits.shape[-1] - 1 - len(stop)))

@@ -103,6 +103,13 @@ def test_a_beam_of_one_is_greedy_and_says_the_models_own_probability(sources, li
         assert found.logprob == pytest.approx(float(own), abs=1e-9)
 
 
+def test_a_beam_of_one_is_greedy_where_tokens_are_equally_likely() -> None:
+    model = tiny_encoder_decoder(vocabulary=7)
+    torch.nn.init.zeros_(model.head.weight)
+    ((found,),) = beam_search(model, [[3, 4]], 1, 5, begin=MARK)
+    assert (found.tokens, found.stopped) == ([], True)  # the end mark has the lowest number
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     prompts=st.lists(st.lists(st.integers(1, 18), min_size=1, max_size=10), min_size=1, max_size=5),

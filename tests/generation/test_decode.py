@@ -28,9 +28,10 @@ def full_pass(model, prompt, limit, stop=()):
     for _ in range(limit):
         context = tokens[context_start(len(tokens), model.context) :]
         logits = model(torch.tensor([context]))[0, -1]
+        every = logits.log_softmax(-1)
         logits[0] = float("-inf")
         token = int(logits.argmax())
-        logprobs.append(float(logits.log_softmax(-1)[token]))
+        logprobs.append(float(every[token]))
         tokens.append(token)
         if token in stop:
             break
@@ -133,7 +134,6 @@ def test_alternatives_are_whole_continuations_in_order() -> None:
             with torch.no_grad():
                 row = torch.tensor([[*prompt, *candidate.tokens]])
                 logits = model(row[:, :-1])[0, len(prompt) - 1 :]
-                logits[:, 0] = float("-inf")
                 scores = logits.log_softmax(-1)
             total = sum(float(scores[place, token]) for place, token in enumerate(candidate.tokens))
             assert sum(candidate.logprobs[: len(candidate.tokens)]) == pytest.approx(total, abs=1e-5)

@@ -15,6 +15,7 @@ from pathlib import Path
 from headway.errors import TextError, UserError
 from headway.files import write_output
 from headway.inspection.attention import capture_attention
+from headway.models import RNNSeq2Seq
 from headway.report.charts import weight_map
 from headway.report.comparison import write_picture
 from headway.report.page import svg_file
@@ -50,8 +51,9 @@ def attention_map(run: Run, text: str, target: str | None = None) -> Map:
                 f"{run.path}: this {run.settings.model.kind} looks at no token of the source; it has one vector for "
                 "the whole of it (model.attention = 'none'): train with another attention to see an alignment"
             )
-        rows, columns = (names(run.tokenizer, side) for side in (found.target, found.source))
-        return Map(found.weights, rows, columns, "target", "source")
+        rows, columns = names(run.tokenizer, found.target[:-1]), names(run.tokenizer, found.source)
+        where = "source" if isinstance(run.model, RNNSeq2Seq) else "source, in the last layer, mean of its heads"
+        return Map(found.weights, [*rows, "end"], columns, "target", where)
     if target is not None:
         raise UserError(f"--target: a run whose task is {run.settings.task.name} has no source beside its target")
     if not text:

@@ -205,3 +205,23 @@ def test_the_reach_of_a_live_hypothesis_is_the_best_it_can_end_with(logprob, len
     options = Beam(1, length + more, penalty)
     ends = [score(logprob, each, penalty) for each in range(length + 1, length + more + 1)]
     assert options.reach(logprob, length) == pytest.approx(max(ends), rel=1e-12)
+
+
+@pytest.mark.parametrize("shortest", [0, 1, 3])
+def test_no_target_ends_before_it_may(shortest: int) -> None:
+    """A model to which all tokens are alike ends as soon as it may: the end mark has the lowest number."""
+    model = tiny_encoder_decoder(vocabulary=7)
+    torch.nn.init.zeros_(model.head.weight)
+    ((found,),) = beam_search(model, [[3, 4]], 1, 6, begin=MARK, shortest=shortest)
+    assert len(found.tokens) == shortest and found.stopped
+
+
+def test_scores_of_half_precision_are_summed_in_float32() -> None:
+    model = tiny_encoder_decoder(vocabulary=7).to(torch.bfloat16)
+    ((found,),) = beam_search(model, [[3, 4]], 1, 20, begin=MARK, shortest=20)
+    with torch.no_grad():
+        row = torch.tensor([[MARK, *found.tokens[:-1]]])
+        after = model(row, torch.tensor([[3, 4]]))[0].float().log_softmax(-1)
+    own = float(after.gather(1, torch.tensor(found.tokens)[:, None]).sum())
+    assert len(found.tokens) == 20 and found.logprob == pytest.approx(own, rel=2e-2)
+    assert torch.tensor(found.logprob).bfloat16().item() != found.logprob

@@ -11,6 +11,7 @@ from torch import nn
 from headway.configuration import load_settings
 from headway.errors import SettingsError
 from headway.models import EncoderDecoder, EncoderDecoderSettings, parameter_count
+from headway.nn import Dropout
 from tests.conftest import tiny_encoder_decoder
 from tests.models.seq2seq import (
     padded,
@@ -196,3 +197,23 @@ def test_settings_name_the_values() -> None:
     ):
         with pytest.raises(SettingsError, match=message):
             load_settings(task | {"model": {"kind": "encoder_decoder"} | wrong})
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_residual_dropout_is_where_the_paper_has_it(norm: str, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On both sums of embedding and position, and on what each part adds before the norm: nowhere else."""
+    model = tiny_encoder_decoder(norm=norm, layers=layers, dropout=0.3, inner_dropout=0.0).train()
+    seen: list[tuple[int, ...]] = []
+
+    def forward(self: Dropout, x: torch.Tensor) -> torch.Tensor:
+        if self.p > 0:
+            seen.append(tuple(x.shape))
+        return torch.zeros_like(x) if self.p > 0 else x
+
+    monkeypatch.setattr(Dropout, "forward", forward)
+    target, source = torch.randint(1, 19, (2, 5)), torch.randint(1, 19, (2, 7))
+    logits = model(target, source)
+    width = model.settings.width
+    assert seen.count((2, 7, width)) == 1 + 2 * layers and seen.count((2, 5, width)) == 1 + 3 * layers
+    torch.testing.assert_close(logits, logits[:1, :1].expand_as(logits))  # all that is known of a token was dropped

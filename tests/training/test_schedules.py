@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from headway.models import GPTSettings
+from headway.models import EncoderDecoderSettings, GPTSettings
 from headway.training.loop import TrainingSettings
 from headway.training.optimizer import build_optimizer
 from headway.training.order import Sequential, Shuffled
@@ -84,6 +84,13 @@ def test_decay_pulls_on_matrices_only() -> None:
     }
     linear = {name for name, p in model.named_parameters() if p.dim() == 2} - {"embedding.weight", "positions.table"}
     assert decayed == linear
+
+
+def test_a_matrix_that_is_an_embedding_too_is_not_pulled_on() -> None:
+    model = EncoderDecoderSettings(width=16, heads=2, layers=1, tied="all").build(20)
+    groups = build_optimizer(model, TrainingSettings()).parts[0].param_groups
+    decayed = [parameter for group in groups if group["weight_decay"] > 0 for parameter in group["params"]]
+    assert decayed and not any(parameter is model.head.weight for parameter in decayed)
 
 
 def test_muon_takes_the_hidden_matrices_and_adamw_the_rest() -> None:

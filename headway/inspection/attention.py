@@ -19,8 +19,11 @@ from headway.nn import record_attention
 def capture_attention(model: CausalModel, tokens: Sequence[int]) -> Tensor:
     """The attention weights (L, H, T, T) of one row of tokens; row t of a map says where token t looks."""
     if not isinstance(model, GPT) or isinstance(model, PerceiverGPT):  # whose layers look at latents, not at tokens
-        state = "; it carries a state and looks at no token" if isinstance(model, RNNLanguageModel) else ""
-        raise UserError(f"attention is captured from a GPT, not from a {type(model).__name__}{state}")
+        why = "carries a state" if isinstance(model, RNNLanguageModel) else "looks at latents"
+        raise UserError(
+            f"this {model.settings.kind} {why}, and no token looks at another; for such a picture train a model of "
+            'kind "gpt", or one that translates'
+        )
     training = model.training
     model.eval()
     try:

@@ -280,7 +280,8 @@ def column_index(place: str, header: list[str], column: str | int) -> int:
     names = [cell.strip() for cell in header]
     if names.count(str(column)) != 1:
         trouble = f"{names.count(str(column))} columns named" if column in names else "no column"
-        offer = "" if column in names else offered(str(column), names)
+        ways = "; give them names of their own, or number the columns of a table without a header row, from 0"
+        offer = ways if column in names else offered(str(column), names)
         raise DataError(f"{place}: {trouble} '{column}' in the header row{offer}")
     return names.index(str(column))
 
@@ -339,6 +340,9 @@ def _parallel_lines(source: str | Path, target: str | Path, errors: str, say: No
     """The lines of two files, side by side."""
     if os.path.isfile(source) and os.path.isfile(target) and os.path.samefile(source, target):
         raise DataError(f"{target}: given as source and as target; name the file that holds the other side")
+    for path in (source, target):
+        if _format(path) in TABLES:
+            say(f"{path}: read line by line, as one side; leave the other file out where this table holds both")
     sides = [list(_numbered_lines(read_text(path, errors=errors, say=say))) for path in (source, target)]
     counts = [len(lines) for lines in sides]
     if counts[0] != counts[1]:
@@ -352,12 +356,24 @@ def _parallel_lines(source: str | Path, target: str | Path, errors: str, say: No
 def _parallel_table(path: str | Path, columns: Sequence[str | int] | None, errors: str, say: Notes) -> list[Row]:
     """Two columns of a table. Without names or indexes a TSV row may go on after the second, with what it likes."""
     form = _format(path)
+    named = columns or ("source", "target")
+    way = "" if columns else "name its two columns: task.source_column, task.target_column"
     if form == "jsonl":
-        keys = [str(key) for key in columns or ("source", "target")]
-        return _json_strings(path, _json_objects(path, errors, say), keys)
+        if any(is_index(key) for key in named):
+            raise DataError(f"{path}: a .jsonl file has keys, not columns with numbers; name two of them, not {named}")
+        return _json_strings(path, _json_objects(path, errors, say), [str(key) for key in named], way)
     rows = _table(path, errors, say)
     if form == "csv" or columns:
-        return _selected(path, rows, columns or ("source", "target"), say)
+        try:
+            return _selected(path, rows, named, say)
+        except DataError as error:
+            raise DataError("\n".join(filter(None, (str(error), way)))) from None
+    longer = [line for line, cells in rows if len(cells) > 2]
+    if longer and len(longer) < len(rows):
+        say(
+            f"{path}: {counted(len(longer), 'row')} with more than two columns, the first in line {longer[0]}; all but "
+            "the first two are left out"
+        )
     _raise_listed(
         (f"{path}:{line}: {width_problem(cells, 2, 'source<TAB>target')}" for line, cells in rows if len(cells) < 2),
         ""
@@ -418,11 +434,12 @@ def json_object(text: str) -> tuple[dict[str, Any], str]:
     return item, ""
 
 
-def _json_strings(path: str | Path, objects: list[tuple[int, dict[str, Any]]], keys: list[str]) -> list[Row]:
-    """The strings under `keys` of every object, as rows of a table."""
-    _raise_listed(
-        f"{path}:{line}: {problem}" for line, item in objects for key in keys if (problem := json_problem(item, key))
-    )
+def _json_strings(
+    path: str | Path, objects: list[tuple[int, dict[str, Any]]], keys: list[str], way: str = ""
+) -> list[Row]:
+    """The strings under `keys` of every object, as rows of a table; `way` is the way out where one is missing."""
+    problems = ((line, [problem for key in keys if (problem := json_problem(item, key))]) for line, item in objects)
+    _raise_listed((f"{path}:{line}: {'; '.join(found)}" for line, found in problems if found), way)
     return [(line, [item[key] for key in keys]) for line, item in objects]
 
 

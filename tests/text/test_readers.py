@@ -306,7 +306,8 @@ def test_header_troubles():
         "a.csv:1: nothing after the header row ('id', 'text')"
     )
     assert refusal(read_documents, write("b.csv", "text,text\n1,2\n")) == (
-        "b.csv:1: 2 columns named 'text' in the header row"
+        "b.csv:1: 2 columns named 'text' in the header row; give them names of their own, or number the columns of a "
+        "table without a header row, from 0"
     )
 
 
@@ -504,13 +505,20 @@ def test_parallel_columns_by_name():
     assert read_parallel(write("a.tsv", "zh\ten\n嗨。\tHi.\n"), columns=("en", "zh")) == wanted
     assert read_parallel(write("a.csv", "zh,en\n嗨。,Hi.\n"), columns=["en", "zh"]) == wanted
     assert read_parallel(write("a.jsonl", '\n{"en": "Hi.", "zh": "嗨。"}\n'), columns=("en", "zh")) == wanted
-    assert refusal(read_parallel, "a.csv") == "a.csv:1: no column 'source' in the header row; known: zh, en"
-    assert refusal(read_parallel, "a.jsonl").startswith("a.jsonl:2: no key 'source'")
+    way = "\nname its two columns: task.source_column, task.target_column"
+    assert refusal(read_parallel, "a.csv") == f"a.csv:1: no column 'source' in the header row; known: zh, en{way}"
+    missing = refusal(read_parallel, "a.jsonl")
+    assert missing.startswith("a.jsonl:2: no key 'source'") and missing.count("\n") == 1 and missing.endswith(way)
+    assert refusal(read_parallel, "a.jsonl", columns=(0, 1)).startswith("a.jsonl: a .jsonl file has keys, not columns")
 
 
 def test_a_tsv_may_have_more_columns_but_not_fewer():
     write("cmn.txt", "Hi.\t嗨。\tCC-BY\nRun!\t跑!\n")
-    assert read_parallel("cmn.txt") == [Pair("Hi.", "嗨。", 1), Pair("Run!", "跑!", 2)]
+    notes: list[str] = []
+    assert read_parallel("cmn.txt", say=notes.append) == [Pair("Hi.", "嗨。", 1), Pair("Run!", "跑!", 2)]
+    assert notes == [
+        "cmn.txt: 1 row with more than two columns, the first in line 1; all but the first two are left out"
+    ]
     write("a.tsv", "Hi.\t嗨。\tCC-BY\nRun!\n")
     assert refusal(read_parallel, "a.tsv") == "a.tsv:2: 1 column where 2 are wanted (source<TAB>target): 'Run!'"
 
@@ -519,6 +527,12 @@ def test_one_side_alone_asks_for_the_other():
     message = refusal(read_parallel, write("train.en", "Hi.\nRun!\n"))
     assert message.startswith("train.en:1: 1 column where 2 are wanted (source<TAB>target): 'Hi.'\n")
     assert message.endswith("\ngive the file with the other side as target (task.target, --target), if there is one")
+
+
+def test_a_table_that_is_read_as_lines_is_named():
+    notes: list[str] = []
+    read_parallel(write("a.tsv", "Hi.\t嗨。\n"), write("a.zh", "嗨。\n"), say=notes.append)
+    assert notes == ["a.tsv: read line by line, as one side; leave the other file out where this table holds both"]
 
 
 def test_unequal_files_are_refused_with_both_counts():

@@ -431,14 +431,14 @@ def test_a_picture_shows_where_a_target_looked(
     source, target = (torch.tensor([run.tokenizer.encode(text)]) for text in (" a b c d", " d c"))
     weights = run.model.alignment(torch.nn.functional.pad(target, (1, 0), value=1), source)[0]
     assert weights.shape == (3, 4)
-    names = [(row, column) for row in "dc⁇" for column in "abcd"]
+    names = [(row, column) for row in ("d", "c", "end") for column in "abcd"]
     shares = [f"{share:.0%}" for share in weights.flatten().tolist()]
     expected = [f"{row} looks at {column}: {share}" for (row, column), share in zip(names, shares, strict=True)]
     assert cells(out) == expected
     assert run_command([*command, "--out", str(out)]) == 0  # the model's own translation
     *rows, last = [cell.split(" looks at ")[0] for cell in cells(out)[::4]]
     own = run.translate("a b c d")[0][0].text.replace(" ", "")
-    assert own.startswith("".join(rows).replace("␣", "")) and last == "⁇" and len(rows) > 1
+    assert own.startswith("".join(rows).replace("␣", "")) and last == "end" and len(rows) > 1
     assert run_command([*command, "--out", str(tmp_path / "map.png")]) == 0
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 

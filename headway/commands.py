@@ -22,11 +22,18 @@ from headway.generation import Sampling
 from headway.ranks import joined, of_environment
 from headway.run import Run, load, own_directory, train
 from headway.tasks import LanguageModelling, QuestionAnswering, SequenceToSequence
+from headway.tasks.sequence_to_sequence import SPLITS
 from headway.text import load_tokenizer
 from headway.training.tensorboard import TensorBoard
 
 TOGETHER = 256  # lines that are translated at once
 ASSUMED_TOKENS = 256  # where nothing says how many a vocabulary has
+UNLIKE = {  # what scores that stand in one table should have in common, and what to say where they do not
+    "signature": "these BLEU scores are not computed alike",
+    "sentences": "these scores are of different numbers of sentences",
+    "beam": "these scores are of different beams (task.beam)",
+    "length_penalty": "these scores are of different length penalties (task.length_penalty)",
+}
 
 
 def list_recipes() -> None:
@@ -104,11 +111,24 @@ def evaluate_command(
         if ranks.leads:
             for note in run.task.notes:
                 print(note, file=sys.stderr)
-            tell_scores(run, split, result, out)
+            tell_scores(run, split, result, out, conditions(run, split, target, beam))
 
 
-def tell_scores(run: Run, split: str, result: dict[str, Any], out: Path | None) -> None:
-    """Print what an evaluation found, and write the predictions."""
+def conditions(run: Run, split: str, target: str | None = None, beam: int | None = None) -> dict[str, Any]:
+    """What the scores of a run depend on besides its weights: the sentences and, where it translates, the search."""
+    if not isinstance(run.task, SequenceToSequence):
+        return {"split": split}
+    settings = run.task.settings
+    return {
+        "split": split,
+        "files": [name for name in settings.files(split, target) if name is not None],
+        "beam": settings.beam if beam is None else beam,
+        "length_penalty": settings.length_penalty,
+    }
+
+
+def tell_scores(run: Run, split: str, result: dict[str, Any], out: Path | None, given: dict[str, Any]) -> None:
+    """Print what an evaluation under the `given` conditions found, and write the predictions."""
     if not (result.get("questions") or result.get("sentences") or result.get("tokens")):
         raise UserError(f"{run.path}: {split}: nothing was held out to measure on; name a file with --split")
     shown = scores(result) or [f"{result['questions']} questions without answers (one column), so no accuracy"]
@@ -116,19 +136,25 @@ def tell_scores(run: Run, split: str, result: dict[str, Any], out: Path | None) 
     for line in details(result):
         print(f"  {line}")
     if "predictions" in result:
-        name = split if split in ("train", "dev", "test") else Path(split).name
-        target = out or run.path / "predictions" / f"{name}.txt"
-        write_predictions(run, result, target)
+        target = out or run.path / "predictions" / f"{predictions_name(split)}.txt"
+        write_predictions(run, result, target, given)
         print(f"predictions written to {target}, scores to {target.with_suffix('.json')}")
     elif out is not None:
         raise UserError(f"--out {out}: this run's task makes no predictions to write")
 
 
-def write_predictions(run: Run, result: dict[str, Any], target: Path) -> None:
-    """The predictions of an evaluation, one a line, and beside them its scores and the step of the weights."""
+def predictions_name(split: str) -> str:
+    """What predictions are filed under: the name of the split or of the file, which never takes that of a split."""
+    name = Path(split).name
+    return f"{name}.file" if split not in SPLITS and name.casefold() in SPLITS else name
+
+
+def write_predictions(run: Run, result: dict[str, Any], target: Path, given: dict[str, Any]) -> None:
+    """The predictions of an evaluation, one a line; beside them its scores, the conditions it was `given`, and the step
+    of the weights."""
     write_lines(target, result["predictions"])
     kept = {key: each for key, each in result.items() if key != "predictions"}
-    write_json(target.with_suffix(".json"), {**kept, "step": run.step})
+    write_json(target.with_suffix(".json"), {**kept, **given, "step": run.step})
 
 
 def details(result: dict[str, Any]) -> Iterator[str]:
@@ -249,9 +275,8 @@ def compare_command(paths: list[Path], out: Path) -> None:
     print(comparison_table(runs, split, scored))
     if scored:
         print(f"\n{length_table(split, scored)}")
-    signatures = {each["signature"] for each in scored.values() if "signature" in each}
-    if len(signatures) > 1:
-        print(f"these BLEU scores are not computed alike: {'; '.join(sorted(signatures))}", file=sys.stderr)
+    for note in unlike(scored):
+        print(note, file=sys.stderr)
     plot_comparison(runs, out, split, scored)
     print(f"plot written to {out}")
 
@@ -259,8 +284,8 @@ def compare_command(paths: list[Path], out: Path) -> None:
 def common_scores(runs: list[Run]) -> tuple[str, dict[Path, dict[str, Any]]]:
     """A split, and what was found on it of each run that translates, by its path.
 
-    It is the test split where `headway evaluate` has scored the present weights of all runs on it, else dev, on which
-    those that were not scored are scored now.
+    It is the test split where `headway evaluate` has scored the present weights of all runs on it, each with its own
+    settings, else dev, on which those that were not scored so are scored now.
     """
     for split in ("test", "dev"):
         found = {run.path: kept_scores(run, split) for run in runs}
@@ -269,19 +294,39 @@ def common_scores(runs: list[Run]) -> tuple[str, dict[Path, dict[str, Any]]]:
     for run in runs:
         if not found[run.path]:
             print(f"{run.path}: scoring {split}, which headway evaluate has not done", file=sys.stderr)
-            result = run.evaluate(split)
-            write_predictions(run, result, run.path / "predictions" / f"{split}.txt")
-            found[run.path] = result
+            result, given = run.evaluate(split), conditions(run, split)
+            write_predictions(run, result, run.path / "predictions" / f"{split}.txt", given)
+            found[run.path] = {**result, **given}
     return split, found
 
 
 def kept_scores(run: Run, split: str) -> dict[str, Any]:
-    """What `headway evaluate` wrote of the run's present weights; empty where it did not, or wrote of others."""
+    """What `headway evaluate` wrote of the run's present weights; empty where it did not, or wrote of others.
+
+    Scores of another search than the run's settings say, or of other sentences, are not taken, and that is said.
+    """
+    path = run.path / "predictions" / f"{split}.json"
     try:
-        found = json.loads((run.path / "predictions" / f"{split}.json").read_text("utf-8"))
+        found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) and found.get("step") == run.step and "by_length" in found else {}
+    if not isinstance(found, dict) or found.get("step") != run.step or "by_length" not in found:
+        return {}
+    own = conditions(run, split)
+    others = [key for key in own if found.get(key) != own[key]]
+    if not others:
+        return found
+    there, wanted = (", ".join(f"{key} {each.get(key, 'unknown')}" for key in others) for each in (found, own))
+    print(f"{path}: not used, these are scores of {there}; the run's own: {wanted}", file=sys.stderr)
+    return {}
+
+
+def unlike(scored: dict[Path, dict[str, Any]]) -> Iterator[str]:
+    """What keeps scores from being compared with one another, a line each."""
+    for key, words in UNLIKE.items():
+        values = {path: each[key] for path, each in scored.items() if key in each}
+        if len(set(values.values())) > 1:
+            yield f"{words}: {'; '.join(f'{path}: {value}' for path, value in values.items())}"
 
 
 def inspect_command(path: Path, text: str, target: str | None, out: Path, device: str) -> None:

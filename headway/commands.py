@@ -8,9 +8,9 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import count, islice, takewhile
+from itertools import chain, count, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from headway.configuration import find, load_settings, recipe_names
 from headway.console import Progress, Reporter, Terminal, clock, reporter, scores
@@ -26,7 +26,7 @@ from headway.tasks.sequence_to_sequence import SPLITS
 from headway.text import load_tokenizer
 from headway.training.tensorboard import TensorBoard
 
-TOGETHER = 256  # lines that are translated at once
+TOGETHER = 256  # lines that are translated at once, at most
 ASSUMED_TOKENS = 256  # where nothing says how many a vocabulary has
 UNLIKE = {  # what scores that stand in one table should have in common, and what to say where they do not
     "signature": "these BLEU scores are not computed alike",
@@ -169,27 +169,44 @@ def details(result: dict[str, Any]) -> Iterator[str]:
         yield f"BLEU by words of the source (sentences): {', '.join(parts)}"
 
 
-def translate_lines(run: Run, lines: Iterable[tuple[str, str]], beam: int | None, best: int) -> None:
-    """A line out for every line in, in the same order; with `best` above 1 a line for each of them, with its scores.
+class Line(NamedTuple):
+    """A line of input: its number, counted from 1, where it stands (nothing for an argument), and what it says."""
 
-    Lines are translated together, as many as have come.
+    number: int
+    place: str
+    text: str
+
+
+def translate_lines(run: Run, groups: Iterable[list[Line]], beam: int | None, best: int) -> None:
+    """A line out for every line in, in the same order, group by group.
+
+    With `best` above 1 there is a line for each translation: the number of its source, the text, and its scores. A line
+    that is refused ends it all, after those before it.
     """
     task = run.task
     assert isinstance(task, SequenceToSequence)
     check_beam(beam, best, task.settings.beam)
-    for some in in_groups(lines, TOGETHER):
-        for place, text in some:
-            try:
-                count = task.is_cut(text)
-            except TextError as error:
-                raise TextError(f"{place}{error}") from None
-            if count:
-                print(f"{place}{count} tokens, of which the model reads the first {task.block}", file=sys.stderr)
-        for written in run.translate([text for _, text in some], beam, best):
+    for group in groups:
+        fit, refusal = up_to_refusal(task, group)
+        for line, written in zip(fit, run.translate([line.text for line in fit], beam, best), strict=True):
             if best == 1:
                 print(written[0].text, flush=True)
             for each in written if best > 1 else ():
-                print(f"{each.text}\t{each.score:.4f}\t{each.logprob:.4f}", flush=True)
+                print(f"{line.number}\t{each.text}\t{each.score:.4f}\t{each.logprob:.4f}", flush=True)
+        if refusal is not None:
+            raise refusal
+
+
+def up_to_refusal(task: SequenceToSequence, lines: list[Line]) -> tuple[list[Line], TextError | None]:
+    """The lines before the first that the model cannot read, and what is wrong with that one; lines to cut are named."""
+    for number, line in enumerate(lines):
+        try:
+            count = task.is_cut(line.text)
+        except TextError as error:
+            return lines[:number], TextError(f"{line.place}{error}")
+        if count:
+            print(f"{line.place}{count} tokens, of which the model reads the first {task.block}", file=sys.stderr)
+    return lines, None
 
 
 def check_beam(beam: int | None, best: int, usual: int) -> None:
@@ -199,13 +216,6 @@ def check_beam(beam: int | None, best: int, usual: int) -> None:
     width = usual if beam is None else beam
     if best > width:
         raise UserError(f"--best {best}: a beam of {width} has no more than {width} to show; widen it with --beam")
-
-
-def in_groups(lines: Iterable[tuple[str, str]], most: int) -> Iterator[list[tuple[str, str]]]:
-    """The lines, up to `most` at a time; what is typed by hand comes line by line."""
-    source, size = iter(lines), 1 if sys.stdin.isatty() else most
-    while group := list(islice(source, size)):
-        yield group
 
 
 def predict_command(
@@ -219,14 +229,15 @@ def predict_command(
     device: str,
 ) -> None:
     run = opened(path, device)
+    groups = [[Line(number, "", text) for number, text in enumerate(inputs, 1)]] if inputs else standard_input()
     if isinstance(run.task, SequenceToSequence):
-        translate_lines(run, (("", text) for text in inputs) if inputs else standard_input(), beam, best)
+        translate_lines(run, groups, beam, best)
         return
     if beam is not None or best > 1:
         raise UserError(f"--beam and --best: a run whose task is {run.settings.task.name} has no beam search")
     if not isinstance(run.task, QuestionAnswering | LanguageModelling):
         raise UserError(f"{run.path}: a run whose task is {run.settings.task.name} makes no predictions")
-    for place, text in (("", text) for text in inputs) if inputs else standard_input():
+    for _, place, text in chain.from_iterable(groups):
         try:
             if place and not text.strip():
                 print(flush=True)
@@ -238,19 +249,37 @@ def predict_command(
             raise TextError(f"{place}{error}") from None
 
 
-def standard_input() -> Iterator[tuple[str, str]]:
-    """(where it stands, a line) for each line of standard input."""
+def standard_input() -> Iterator[list[Line]]:
+    """The lines of standard input, in groups as they come; those before a line that is not UTF-8 come before its error."""
     if sys.stdin.isatty():
         print("one input a line; Ctrl-D ends", file=sys.stderr)
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        place = f"standard input:{number}: "
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{place}not UTF-8 at byte {error.start + 1} (0x{line[error.start]:02x}); re-save it as UTF-8"
-            ) from None
-        yield place, text.rstrip("\r\n")
+    numbers = count(1)
+    for lines in arriving(sys.stdin.buffer):
+        group: list[Line] = []
+        refusal = None
+        for line in lines:
+            number = next(numbers)
+            place = f"standard input:{number}: "
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                byte = f"byte {error.start + 1} (0x{line[error.start]:02x})"
+                refusal = DataError(f"{place}not UTF-8 at {byte}; re-save it as UTF-8")
+                break
+            group.append(Line(number, place, text.rstrip("\r\n")))
+        yield group
+        if refusal is not None:
+            raise refusal
+
+
+def arriving(stream: BinaryIO, most: int = TOGETHER) -> Iterator[list[bytes]]:
+    """The lines of a stream, as many together as have come, up to `most`: nobody waits for a line that is not there."""
+    rest = b""
+    while some := stream.read1(1 << 16):  # type: ignore[attr-defined]  # returns as soon as there is anything
+        *lines, rest = (rest + some).split(b"\n")
+        yield from (lines[begin : begin + most] for begin in range(0, len(lines), most))
+    if rest:
+        yield [rest]
 
 
 def print_completion(prompt: str, pieces: Iterator[str]) -> None:

@@ -419,7 +419,9 @@ def test_scores_of_another_search_are_not_compared(translations: list[Path], tmp
     capsys.readouterr()
     assert run_command(command) == 0
     captured = capsys.readouterr()
-    assert f"{runs[1]}/predictions/test.json: not used, these are scores of beam 8; the run's own: beam 1" in captured.err
+    assert (
+        f"{runs[1]}/predictions/test.json: not used, these are scores of beam 8; the run's own: beam 1" in captured.err
+    )
     assert "dev BLEU" in captured.out and "test BLEU" not in captured.out
 
     settings = (runs[1] / "run.toml").read_text()

@@ -201,7 +201,7 @@ class SequenceToSequence(Task):
     def encode(self, text: str, place: str = "") -> list[int]:
         """The tokens of a text; `place` says where it stands, should it be refused."""
         try:
-            return self.tokenizer.encode(self.tokenizer.lead + text)
+            return self.tokenizer.encode_alone(text)
         except TextError as error:
             raise TextError(f"{place}{error}") from None
 

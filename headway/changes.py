@@ -150,7 +150,7 @@ def holds(corpus: Path, file: Path) -> bool:
 
 
 def consequence(change: Change, settings: RunSettings, step: int, measured: Collection[str] = ()) -> str:
-    """What the change does to a run that has made `step` steps, in words. It learns nothing from files in `measured`."""
+    """What the change does to a run that has made `step` steps, in words. Nothing is learned from `measured` files."""
     earlier = steps_before(settings)
     if change.harmless or step == 0:
         return ""

@@ -137,8 +137,8 @@ def predict(
         int,
         typer.Option(
             min=1,
-            help="Show up to this many, each on a line of tabs: the number of the input, from 1, the text, its score, its "
-            "log-probability; an empty input has one, empty (sequence to sequence).",
+            help="Show up to this many, each on a line: the number of its input, from 1, text, score and "
+            "log-probability, with tabs between; an empty input has one, empty (sequence to sequence).",
         ),
     ] = 1,
     device: Device = "auto",

@@ -198,7 +198,7 @@ def translate_lines(run: Run, groups: Iterable[list[Line]], beam: int | None, be
 
 
 def up_to_refusal(task: SequenceToSequence, lines: list[Line]) -> tuple[list[Line], TextError | None]:
-    """The lines before the first that the model cannot read, and what is wrong with that one; lines to cut are named."""
+    """The lines before the first that the model cannot read, and what is wrong with it. Lines to cut are named."""
     for number, line in enumerate(lines):
         try:
             count = task.is_cut(line.text)
@@ -250,7 +250,7 @@ def predict_command(
 
 
 def standard_input() -> Iterator[list[Line]]:
-    """The lines of standard input, in groups as they come; those before a line that is not UTF-8 come before its error."""
+    """The lines of standard input, in groups as they come; one that is not UTF-8 is refused after those before it."""
     if sys.stdin.isatty():
         print("one input a line; Ctrl-D ends", file=sys.stderr)
     numbers = count(1)

@@ -173,8 +173,8 @@ class SequenceToSequence(Task):
         ]
         if not any(fit):
             raise DataError(
-                f"{self.settings.source}: none of its {len(pairs):,} pairs has at most {self.longest} tokens in the source "
-                f"and {self.longest_target} in the target (task.longest, model.block)"
+                f"{self.settings.source}: none of its {len(pairs):,} pairs has at most {self.longest} tokens in the "
+                f"source and {self.longest_target} in the target (task.longest, model.block)"
             )
         if not all(fit):
             self.notes.append(
@@ -292,7 +292,7 @@ class SequenceToSequence(Task):
     def teacher_forced(
         self, model: Seq2SeqModel, sources: list[list[int]], targets: list[list[int]], among: Ranks = ALONE
     ) -> tuple[float, float, int]:
-        """(loss a token, share of tokens that are the likeliest, number of tokens) of targets between marks, in all ranks.
+        """(loss a token, share of tokens that are the likeliest, number of tokens) of all ranks' targets between marks.
 
         Sides that the model cannot hold are cut. A target that was cut does not end there, so no end mark counts.
         """

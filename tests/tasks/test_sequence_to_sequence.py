@@ -183,7 +183,7 @@ def test_long_pairs_are_not_learned_and_counted(table: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(("longest", "block"), [(0, 6), (0, 7), (5, 6), (6, 6), (6, 7), (6, 24), (7, 24)])
 def test_marks_count_against_the_block_alone(tmp_path: Path, longest: int, block: int) -> None:
-    """A pair is learned where source and target have `longest` tokens at most, and the model can hold it with its mark."""
+    """A pair is learned where both sides have `longest` tokens at most, and the model holds the target with a mark."""
     sizes = [(source, target) for source in range(1, 9) for target in range(1, 9)]
     lines = [[" ".join(["Hund"] * pair[side]) for pair in sizes] for side in (0, 1)]
     task = loaded(written(tmp_path, *lines), block=block, longest=longest, holdout=0.0)

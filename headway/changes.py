@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headway.configuration import RunSettings
+from headway.data.catalog import resolve
 from headway.errors import RunError
 from headway.files import write_bytes, write_json, write_text
 
@@ -26,6 +28,8 @@ HARMLESS = (
     "parallel",
 )
 SECTIONS = ("training", "pretraining.training")
+MEASURED = ("dev", "dev_target", "validation")  # of a task, what names files to measure on
+LEARNED = ("source", "target", "questions", "corpus")  # and files to learn from
 SAME_WEIGHTS = (  # of a model, what the shapes of its weights do not depend on
     "model.dropout",
     "model.inner_dropout",
@@ -129,8 +133,24 @@ def refusal(change: Change, settings: RunSettings, step: int) -> str | None:
     return next((words for applies, words in reasons if applies), None)
 
 
-def consequence(change: Change, settings: RunSettings, step: int) -> str:
-    """What the change does to a run that has made `step` steps, in words."""
+def measured_only(settings: RunSettings) -> set[str]:
+    """The files that a run is measured on and learns nothing from, as they stand in the place of a change."""
+    found = set()
+    for place, task in settings.tasks():
+        measured, learned = (
+            [Path(resolve(name)) for key in keys if (name := getattr(task, key, None))] for keys in (MEASURED, LEARNED)
+        )
+        found |= {f"{place}, {file}" for file in measured if not any(holds(each, file) for each in learned)}
+    return found
+
+
+def holds(corpus: Path, file: Path) -> bool:
+    """Whether the file is the corpus, lies in its folder, or fits its pattern."""
+    return file == corpus or corpus in file.parents or file.match(str(corpus))
+
+
+def consequence(change: Change, settings: RunSettings, step: int, measured: Collection[str] = ()) -> str:
+    """What the change does to a run that has made `step` steps, in words. Nothing is learned from `measured` files."""
     earlier = steps_before(settings)
     if change.harmless or step == 0:
         return ""
@@ -139,6 +159,11 @@ def consequence(change: Change, settings: RunSettings, step: int) -> str:
         return "; that stage has not begun, so resuming stays exact"
     if change.place.startswith("pretraining.") and step > earlier:
         return "; that stage is over, so nothing but the record changes"
+    if change.place in measured:
+        scores = (
+            "the best score and the patience so far were" if change.place.startswith("task,") else "its scores were"
+        )
+        return f"; nothing was learned from it, so every step stays exact, but {scores} measured on the old one"
     return f"; exact resuming is impossible: the {step:,} steps so far had the old value"
 
 

@@ -133,7 +133,14 @@ def predict(
     seed: Annotated[int, typer.Option(min=0, max=SEEDS, help="Of the sampling.")] = 0,
     alternatives: Annotated[int, typer.Option(min=0, help="Other answers to show (questions).")] = 3,
     beam: Beam = None,
-    best: Annotated[int, typer.Option(min=1, help="Show this many, with scores (sequence to sequence).")] = 1,
+    best: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Show up to this many, each on a line: the number of its input, from 1, text, score and "
+            "log-probability, with tabs between; an empty input has one, empty (sequence to sequence).",
+        ),
+    ] = 1,
     device: Device = "auto",
 ) -> None:
     """Answer questions, translate or continue text, as the run's task says."""

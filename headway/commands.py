@@ -8,9 +8,9 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import count, islice, takewhile
+from itertools import chain, count, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from headway.configuration import find, load_settings, recipe_names
 from headway.console import Progress, Reporter, Terminal, clock, reporter, scores
@@ -22,11 +22,18 @@ from headway.generation import Sampling
 from headway.ranks import joined, of_environment
 from headway.run import Run, load, own_directory, train
 from headway.tasks import LanguageModelling, QuestionAnswering, SequenceToSequence
+from headway.tasks.sequence_to_sequence import SPLITS
 from headway.text import load_tokenizer
 from headway.training.tensorboard import TensorBoard
 
-TOGETHER = 256  # lines that are translated at once
+TOGETHER = 256  # lines that are translated at once, at most
 ASSUMED_TOKENS = 256  # where nothing says how many a vocabulary has
+UNLIKE = {  # what scores that stand in one table should have in common, and what to say where they do not
+    "signature": "these BLEU scores are not computed alike",
+    "sentences": "these scores are of different numbers of sentences",
+    "beam": "these scores are of different beams (task.beam)",
+    "length_penalty": "these scores are of different length penalties (task.length_penalty)",
+}
 
 
 def list_recipes() -> None:
@@ -104,11 +111,24 @@ def evaluate_command(
         if ranks.leads:
             for note in run.task.notes:
                 print(note, file=sys.stderr)
-            tell_scores(run, split, result, out)
+            tell_scores(run, split, result, out, conditions(run, split, target, beam))
 
 
-def tell_scores(run: Run, split: str, result: dict[str, Any], out: Path | None) -> None:
-    """Print what an evaluation found, and write the predictions."""
+def conditions(run: Run, split: str, target: str | None = None, beam: int | None = None) -> dict[str, Any]:
+    """What the scores of a run depend on besides its weights: the sentences and, where it translates, the search."""
+    if not isinstance(run.task, SequenceToSequence):
+        return {"split": split}
+    settings = run.task.settings
+    return {
+        "split": split,
+        "files": [name for name in settings.files(split, target) if name is not None],
+        "beam": settings.beam if beam is None else beam,
+        "length_penalty": settings.length_penalty,
+    }
+
+
+def tell_scores(run: Run, split: str, result: dict[str, Any], out: Path | None, given: dict[str, Any]) -> None:
+    """Print what an evaluation under the `given` conditions found, and write the predictions."""
     if not (result.get("questions") or result.get("sentences") or result.get("tokens")):
         raise UserError(f"{run.path}: {split}: nothing was held out to measure on; name a file with --split")
     shown = scores(result) or [f"{result['questions']} questions without answers (one column), so no accuracy"]
@@ -116,19 +136,25 @@ def tell_scores(run: Run, split: str, result: dict[str, Any], out: Path | None) 
     for line in details(result):
         print(f"  {line}")
     if "predictions" in result:
-        name = split if split in ("train", "dev", "test") else Path(split).name
-        target = out or run.path / "predictions" / f"{name}.txt"
-        write_predictions(run, result, target)
+        target = out or run.path / "predictions" / f"{predictions_name(split)}.txt"
+        write_predictions(run, result, target, given)
         print(f"predictions written to {target}, scores to {target.with_suffix('.json')}")
     elif out is not None:
         raise UserError(f"--out {out}: this run's task makes no predictions to write")
 
 
-def write_predictions(run: Run, result: dict[str, Any], target: Path) -> None:
-    """The predictions of an evaluation, one a line, and beside them its scores and the step of the weights."""
+def predictions_name(split: str) -> str:
+    """What predictions are filed under: the name of the split or of the file, which never takes that of a split."""
+    name = Path(split).name
+    return f"{name}.file" if split not in SPLITS and name.casefold() in SPLITS else name
+
+
+def write_predictions(run: Run, result: dict[str, Any], target: Path, given: dict[str, Any]) -> None:
+    """The predictions of an evaluation, one a line; beside them its scores, the conditions it was `given`, and the step
+    of the weights."""
     write_lines(target, result["predictions"])
     kept = {key: each for key, each in result.items() if key != "predictions"}
-    write_json(target.with_suffix(".json"), {**kept, "step": run.step})
+    write_json(target.with_suffix(".json"), {**kept, **given, "step": run.step})
 
 
 def details(result: dict[str, Any]) -> Iterator[str]:
@@ -143,27 +169,44 @@ def details(result: dict[str, Any]) -> Iterator[str]:
         yield f"BLEU by words of the source (sentences): {', '.join(parts)}"
 
 
-def translate_lines(run: Run, lines: Iterable[tuple[str, str]], beam: int | None, best: int) -> None:
-    """A line out for every line in, in the same order; with `best` above 1 a line for each of them, with its scores.
+class Line(NamedTuple):
+    """A line of input: its number, counted from 1, where it stands (nothing for an argument), and what it says."""
 
-    Lines are translated together, as many as have come.
+    number: int
+    place: str
+    text: str
+
+
+def translate_lines(run: Run, groups: Iterable[list[Line]], beam: int | None, best: int) -> None:
+    """A line out for every line in, in the same order, group by group.
+
+    With `best` above 1 there is a line for each translation: the number of its source, the text, and its scores. A line
+    that is refused ends it all, after those before it.
     """
     task = run.task
     assert isinstance(task, SequenceToSequence)
     check_beam(beam, best, task.settings.beam)
-    for some in in_groups(lines, TOGETHER):
-        for place, text in some:
-            try:
-                count = task.is_cut(text)
-            except TextError as error:
-                raise TextError(f"{place}{error}") from None
-            if count:
-                print(f"{place}{count} tokens, of which the model reads the first {task.block}", file=sys.stderr)
-        for written in run.translate([text for _, text in some], beam, best):
+    for group in groups:
+        fit, refusal = up_to_refusal(task, group)
+        for line, written in zip(fit, run.translate([line.text for line in fit], beam, best), strict=True):
             if best == 1:
                 print(written[0].text, flush=True)
             for each in written if best > 1 else ():
-                print(f"{each.text}\t{each.score:.4f}\t{each.logprob:.4f}", flush=True)
+                print(f"{line.number}\t{each.text}\t{each.score:.4f}\t{each.logprob:.4f}", flush=True)
+        if refusal is not None:
+            raise refusal
+
+
+def up_to_refusal(task: SequenceToSequence, lines: list[Line]) -> tuple[list[Line], TextError | None]:
+    """The lines before the first that the model cannot read, and what is wrong with it. Lines to cut are named."""
+    for number, line in enumerate(lines):
+        try:
+            count = task.is_cut(line.text)
+        except TextError as error:
+            return lines[:number], TextError(f"{line.place}{error}")
+        if count:
+            print(f"{line.place}{count} tokens, of which the model reads the first {task.block}", file=sys.stderr)
+    return lines, None
 
 
 def check_beam(beam: int | None, best: int, usual: int) -> None:
@@ -173,13 +216,6 @@ def check_beam(beam: int | None, best: int, usual: int) -> None:
     width = usual if beam is None else beam
     if best > width:
         raise UserError(f"--best {best}: a beam of {width} has no more than {width} to show; widen it with --beam")
-
-
-def in_groups(lines: Iterable[tuple[str, str]], most: int) -> Iterator[list[tuple[str, str]]]:
-    """The lines, up to `most` at a time; what is typed by hand comes line by line."""
-    source, size = iter(lines), 1 if sys.stdin.isatty() else most
-    while group := list(islice(source, size)):
-        yield group
 
 
 def predict_command(
@@ -193,14 +229,15 @@ def predict_command(
     device: str,
 ) -> None:
     run = opened(path, device)
+    groups = [[Line(number, "", text) for number, text in enumerate(inputs, 1)]] if inputs else standard_input()
     if isinstance(run.task, SequenceToSequence):
-        translate_lines(run, (("", text) for text in inputs) if inputs else standard_input(), beam, best)
+        translate_lines(run, groups, beam, best)
         return
     if beam is not None or best > 1:
         raise UserError(f"--beam and --best: a run whose task is {run.settings.task.name} has no beam search")
     if not isinstance(run.task, QuestionAnswering | LanguageModelling):
         raise UserError(f"{run.path}: a run whose task is {run.settings.task.name} makes no predictions")
-    for place, text in (("", text) for text in inputs) if inputs else standard_input():
+    for _, place, text in chain.from_iterable(groups):
         try:
             if place and not text.strip():
                 print(flush=True)
@@ -212,19 +249,37 @@ def predict_command(
             raise TextError(f"{place}{error}") from None
 
 
-def standard_input() -> Iterator[tuple[str, str]]:
-    """(where it stands, a line) for each line of standard input."""
+def standard_input() -> Iterator[list[Line]]:
+    """The lines of standard input, in groups as they come; one that is not UTF-8 is refused after those before it."""
     if sys.stdin.isatty():
         print("one input a line; Ctrl-D ends", file=sys.stderr)
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        place = f"standard input:{number}: "
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{place}not UTF-8 at byte {error.start + 1} (0x{line[error.start]:02x}); re-save it as UTF-8"
-            ) from None
-        yield place, text.rstrip("\r\n")
+    numbers = count(1)
+    for lines in arriving(sys.stdin.buffer):
+        group: list[Line] = []
+        refusal = None
+        for line in lines:
+            number = next(numbers)
+            place = f"standard input:{number}: "
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                byte = f"byte {error.start + 1} (0x{line[error.start]:02x})"
+                refusal = DataError(f"{place}not UTF-8 at {byte}; re-save it as UTF-8")
+                break
+            group.append(Line(number, place, text.rstrip("\r\n")))
+        yield group
+        if refusal is not None:
+            raise refusal
+
+
+def arriving(stream: BinaryIO, most: int = TOGETHER) -> Iterator[list[bytes]]:
+    """The lines of a stream, as many together as have come, up to `most`: nobody waits for a line that is not there."""
+    rest = b""
+    while some := stream.read1(1 << 16):  # type: ignore[attr-defined]  # returns as soon as there is anything
+        *lines, rest = (rest + some).split(b"\n")
+        yield from (lines[begin : begin + most] for begin in range(0, len(lines), most))
+    if rest:
+        yield [rest]
 
 
 def print_completion(prompt: str, pieces: Iterator[str]) -> None:
@@ -249,9 +304,8 @@ def compare_command(paths: list[Path], out: Path) -> None:
     print(comparison_table(runs, split, scored))
     if scored:
         print(f"\n{length_table(split, scored)}")
-    signatures = {each["signature"] for each in scored.values() if "signature" in each}
-    if len(signatures) > 1:
-        print(f"these BLEU scores are not computed alike: {'; '.join(sorted(signatures))}", file=sys.stderr)
+    for note in unlike(scored):
+        print(note, file=sys.stderr)
     plot_comparison(runs, out, split, scored)
     print(f"plot written to {out}")
 
@@ -259,8 +313,8 @@ def compare_command(paths: list[Path], out: Path) -> None:
 def common_scores(runs: list[Run]) -> tuple[str, dict[Path, dict[str, Any]]]:
     """A split, and what was found on it of each run that translates, by its path.
 
-    It is the test split where `headway evaluate` has scored the present weights of all runs on it, else dev, on which
-    those that were not scored are scored now.
+    It is the test split where `headway evaluate` has scored the present weights of all runs on it, each with its own
+    settings, else dev, on which those that were not scored so are scored now.
     """
     for split in ("test", "dev"):
         found = {run.path: kept_scores(run, split) for run in runs}
@@ -269,19 +323,39 @@ def common_scores(runs: list[Run]) -> tuple[str, dict[Path, dict[str, Any]]]:
     for run in runs:
         if not found[run.path]:
             print(f"{run.path}: scoring {split}, which headway evaluate has not done", file=sys.stderr)
-            result = run.evaluate(split)
-            write_predictions(run, result, run.path / "predictions" / f"{split}.txt")
-            found[run.path] = result
+            result, given = run.evaluate(split), conditions(run, split)
+            write_predictions(run, result, run.path / "predictions" / f"{split}.txt", given)
+            found[run.path] = {**result, **given}
     return split, found
 
 
 def kept_scores(run: Run, split: str) -> dict[str, Any]:
-    """What `headway evaluate` wrote of the run's present weights; empty where it did not, or wrote of others."""
+    """What `headway evaluate` wrote of the run's present weights; empty where it did not, or wrote of others.
+
+    Scores of another search than the run's settings say, or of other sentences, are not taken, and that is said.
+    """
+    path = run.path / "predictions" / f"{split}.json"
     try:
-        found = json.loads((run.path / "predictions" / f"{split}.json").read_text("utf-8"))
+        found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) and found.get("step") == run.step and "by_length" in found else {}
+    if not isinstance(found, dict) or found.get("step") != run.step or "by_length" not in found:
+        return {}
+    own = conditions(run, split)
+    others = [key for key in own if found.get(key) != own[key]]
+    if not others:
+        return found
+    there, wanted = (", ".join(f"{key} {each.get(key, 'unknown')}" for key in others) for each in (found, own))
+    print(f"{path}: not used, these are scores of {there}; the run's own: {wanted}", file=sys.stderr)
+    return {}
+
+
+def unlike(scored: dict[Path, dict[str, Any]]) -> Iterator[str]:
+    """What keeps scores from being compared with one another, a line each."""
+    for key, words in UNLIKE.items():
+        values = {path: each[key] for path, each in scored.items() if key in each}
+        if len(set(values.values())) > 1:
+            yield f"{words}: {'; '.join(f'{path}: {value}' for path, value in values.items())}"
 
 
 def inspect_command(path: Path, text: str, target: str | None, out: Path, device: str) -> None:

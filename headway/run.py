@@ -17,7 +17,18 @@ from typing import Any
 
 import torch
 
-from headway.changes import Change, Data, compare, compare_data, consequence, read_data, refusal, rewrite, write_data
+from headway.changes import (
+    Change,
+    Data,
+    compare,
+    compare_data,
+    consequence,
+    measured_only,
+    read_data,
+    refusal,
+    rewrite,
+    write_data,
+)
 from headway.configuration import RunSettings, TokenizerSettings, load_settings
 from headway.console import Reporter
 from headway.errors import DataError, RunError, SettingsError, TextError, UserError
@@ -189,7 +200,7 @@ def train_in(
     for stage in stages:  # whatever is wrong with the data or the machine shows now, before anything is written
         devices.choose_precision(device, stage.settings.precision)
         data |= load_data(stage, report)
-    other_data = ranks.led(lambda: check_data(directory, data, accept_changes) if going_on else [])
+    other_data = ranks.led(lambda: check_data(directory, settings, data, accept_changes) if going_on else [])
     torch.manual_seed(settings.training.seed)
     model = settings.model.build(len(tokenizer))
     parameters = parameter_count(model)
@@ -343,32 +354,37 @@ def check_changes(directory: Path, settings: RunSettings, accept_changes: bool) 
     return changes
 
 
-def check_data(directory: Path, data: Data, accept_changes: bool) -> list[Change]:
-    """What differs from the data of the run in `directory`; accepted, or an error."""
+def check_data(directory: Path, settings: RunSettings, data: Data, accept_changes: bool) -> list[str]:
+    """What differs from the data of the run in `directory`, and what that means; accepted, or an error."""
     changes = compare_data(read_data(directory), data)
-    if changes and not accept_changes:
-        old, step = load_settings(directory / "run.toml"), Checkpoints(directory).latest(lambda note: None) or 0
-        shown = [f"{change}{consequence(change, old, step)}" for change in changes]
+    if not changes:
+        return []
+    old, step = load_settings(directory / "run.toml"), Checkpoints(directory).latest(lambda note: None) or 0
+    measured = measured_only(settings)
+    shown = first_few([f"{change}{consequence(change, old, step, measured)}" for change in changes])
+    if not accept_changes:
+        only = all(change.place in measured for change in changes)
+        words = "it was measured on other data so far" if only else "its data are not what it has learned from"
         raise RunError(
-            "\n  - ".join([f"{directory}: its data are not what it has learned from:", *first_few(shown)])
+            "\n  - ".join([f"{directory}: {words}:", *shown])
             + "\nput the old files back, go on with the new ones with --accept-changes (accept_changes=True), or start "
             "anew with another --out"
         )
-    return changes
+    return shown
 
 
-def keep_data(directory: Path, data: Data, changes: list[Change], report: Reporter) -> None:
+def keep_data(directory: Path, data: Data, changes: list[str], report: Reporter) -> None:
     """What the run learns from now on."""
     if changes:
-        report.say("\n  - ".join(["data changed:", *first_few(changes)]))
+        report.say("\n  - ".join(["data changed:", *changes]))
     if read_data(directory) != data:
         write_data(directory, data)
 
 
-def first_few(changes: Sequence[object]) -> list[str]:
+def first_few(changes: list[str]) -> list[str]:
     """The first of them in full, and how many more there are."""
     more = [f"… and {len(changes) - SHOWN:,} more files"] if len(changes) > SHOWN else []
-    return [*map(str, changes[:SHOWN]), *more]
+    return changes[:SHOWN] + more
 
 
 def make_directory(directory: Path) -> Ownership:

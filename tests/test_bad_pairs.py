@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import shutil
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +15,7 @@ import pytest
 
 import headway
 from headway.cli import run_command
+from headway.commands import arriving
 from tests.test_bad_input import Captured, refused
 
 SOURCES = ["ein hund", "zwei kinder", "das gras", "ein kind", "der park", "im gras"]
@@ -69,7 +72,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
         (["task.dev=new.txt", "task.dev_target=en.txt"], "new.txt:3: never seen in training: 'ñ' (U+00F1)"),
         (["task.dev_target=en.txt"], "task.dev_target: there are targets and no sources; name them as dev"),
         (["task.source_column=de"], "task.source_column: a table needs both columns: source_column and target_column"),
-        (["task.longest=2"], "de.txt: none of its 6 pairs has at most 2 tokens a side (task.longest, model.block)"),
+        (["task.longest=2"], "de.txt: none of its 6 pairs has at most 2 tokens in the source and 2 in the target"),
         (
             ["model.kind=gpt"],
             "model.kind = 'gpt': task, sequence_to_sequence, reads a source, which this model does not",
@@ -117,10 +120,14 @@ def test_what_is_dropped_and_what_is_too_long_is_said_once(run_file: Path, capsy
     assert run_command(["train", str(run_file), "--out", str(folder / "run")]) == 0
     shown = capsys.readouterr().err
     assert shown.count("de.txt: 1 pair with an empty side dropped (line 7)") == 1
-    assert shown.count("de.txt: 1 of 7 pairs have more than 16 tokens on a side and are not learned (task.longest") == 1
+    dropped = "de.txt: 1 of 7 pairs have more than 16 tokens in the source or 15 in the target and are not learned"
+    assert shown.count(dropped) == 1
     assert run_command(["evaluate", str(folder / "run"), "--split", "train"]) == 0
     captured = capsys.readouterr()
     assert "1 pair with an empty side dropped (line 7)" in captured.err and "BLEU by sacrebleu, nrefs:1" in captured.out
+    assert (
+        "train: 1 of 7 sources have more than 16 tokens (model.block): the model reads no more of them" in captured.err
+    )
     assert len((folder / "run" / "predictions" / "train.txt").read_text().splitlines()) == 7
 
 
@@ -137,6 +144,87 @@ def test_a_character_never_seen_is_named_with_its_line_or_spelled(
     else:
         assert run_command(["predict", str(trained)]) == 0
         assert len(capsys.readouterr().out.split("\n")) == 3
+
+
+@pytest.mark.parametrize("bad", ["ein ñandú".encode(), b"ein h\xfcnd"])
+@pytest.mark.parametrize("before", [0, 3, 300])
+def test_a_line_that_is_refused_loses_none_before_it(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, bad: bytes, before: int
+) -> None:
+    run = headway.train(tables(tmp_path), tmp_path / "run")
+    lines = [SOURCES[number % 6].encode() for number in range(before)]
+    data = io.BytesIO(b"\n".join([*lines, bad, b"ein hund"]))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=data, isatty=lambda: False))
+    capsys.readouterr()
+    assert run_command(["predict", str(run.path), "--beam", "1"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out.count("\n") == before
+    assert captured.out.splitlines() == [each[0].text for each in run.translate([*map(bytes.decode, lines)], beam=1)]
+    assert f"headway: standard input:{before + 1}: n" in captured.err  # never seen, not UTF-8
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_lines_are_handed_on_as_they_come(most: int) -> None:
+    """Whoever asks, waits for the answer and asks again gets it; what has come meanwhile comes together."""
+    reader, writer = os.pipe()
+    watchdog = threading.Timer(10, os.close, [writer])
+    watchdog.start()
+    with open(reader, "rb") as stream:
+        groups = arriving(stream, most)
+        for line in (b"a b", b"", b"c"):
+            os.write(writer, line + b"\nhal")
+            assert next(groups) == [line] and watchdog.is_alive()
+            os.write(writer, b"f\n")
+            assert next(groups) == [b"half"] and watchdog.is_alive()
+        os.write(writer, b"1\n2\n3\n4\n5")
+        watchdog.cancel()
+        os.close(writer)
+        found = list(groups)
+    assert [line for group in found for line in group] == [b"1", b"2", b"3", b"4", b"5"]
+    assert max(map(len, found)) == most
+
+
+def test_predict_answers_a_line_before_the_next_is_there(
+    spells_anything: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    watchdog = threading.Timer(20, os.close, [writer])
+    watchdog.start()
+    questions = iter([b"ein hund\n", b"\n", b"im gras\n"])
+
+    class Asking(io.StringIO):
+        """Whatever is written to it brings the next line."""
+
+        def write(self, text: str) -> int:
+            if text.endswith("\n") and watchdog.is_alive():
+                os.write(writer, next(questions, b"das gras\n"))
+                if self.getvalue().count("\n") == 2:
+                    watchdog.cancel()
+                    os.close(writer)
+            return super().write(text)
+
+    os.write(writer, next(questions))
+    with open(reader) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys, "stdout", out := Asking())
+        assert run_command(["predict", str(spells_anything), "--beam", "1"]) == 0
+    assert watchdog.finished.is_set() and out.getvalue().count("\n") == 4
+
+
+def test_of_several_translations_each_names_its_source(
+    spells_anything: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["ein hund", "", "im gras", "   "]
+    typed(monkeypatch, lines)
+    for arguments in ([], lines):
+        capsys.readouterr()
+        assert run_command(["predict", str(spells_anything), "--beam", "3", "--best", "3", *arguments]) == 0
+        rows = [row.split("\t") for row in capsys.readouterr().out.split("\n")[:-1]]
+        written = headway.load(spells_anything).translate(lines, beam=3, best=3)
+        assert [(row[0], row[1]) for row in rows] == [
+            (f"{number}", each.text) for number, best in enumerate(written, 1) for each in best
+        ]
+        assert all(len(row) == 4 for row in rows) and [row[0] for row in rows].count("2") == 1 < len(written[0])
 
 
 def test_a_line_comes_out_for_every_line_in(

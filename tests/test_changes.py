@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import headway
-from headway.changes import Change, compare, compare_data, consequence, refusal
+from headway.changes import Change, compare, compare_data, consequence, measured_only, refusal
 from headway.cli import run_command
 from headway.configuration import load_settings
 from headway.errors import Interrupted, RunError
@@ -207,6 +207,35 @@ def test_a_file_that_has_changed_is_named_and_needs_the_flag(run_file: Path, sto
     for file, content in zip((corpus, questions), old, strict=True):
         file.write_bytes(content)
     assert same(final_weights(headway.train(stopped, stopped, resume=True).path), expected)
+
+
+def test_a_file_that_is_only_measured_on_leaves_every_step_exact(
+    run_file: Path, stopped: Path, capsys: Captured
+) -> None:
+    expected = final_weights(headway.train(run_file, run_file.parent / "whole", LOGGED).path)
+    dev = run_file.parent / "dev.tsv"
+    dev.write_bytes(dev.read_bytes().replace(b"Oslo", b"Rome").replace(b"Where", b"When"))
+    assert run_command(["train", str(stopped), "--resume"]) == 2
+    shown = capsys.readouterr().err
+    means = "the best score and the patience so far were measured on the old one"
+    assert f"task, {dev}: 'SHA-256" in shown and means in shown and "--accept-changes" in shown
+    assert "impossible" not in shown and "not what it has learned from" not in shown
+
+    report = Said()
+    run = headway.train(stopped, stopped, resume=True, accept_changes=True, report=report)
+    assert same(final_weights(run.path), expected)
+    assert any(line.startswith("data changed:") and means in line for line in report.lines)
+
+
+def test_what_is_learned_too_is_not_only_measured(tmp_path: Path) -> None:
+    def only(task: dict[str, str]) -> set[str]:
+        return measured_only(load_settings({"task": {key: value.format(tmp_path) for key, value in task.items()}}))
+
+    reading = {"name": "language_modelling", "validation": "{}/a/dev.txt"}
+    for corpus in ("{}/a", "{}/a/*.txt", "{}/a/dev.txt"):
+        assert only(reading | {"corpus": corpus}) == set()
+    assert only(reading | {"corpus": "{}/b"}) == {f"task, {tmp_path}/a/dev.txt"}
+    assert only({"name": "question_answering", "questions": "{0}/q", "dev": "{0}/d"}) == {f"task, {tmp_path}/d"}
 
 
 def test_a_run_that_did_not_say_what_it_learned_from_goes_on_as_before(run_file: Path, stopped: Path) -> None:

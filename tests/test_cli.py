@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -393,7 +394,7 @@ def test_translations_are_compared_on_a_split_that_all_have(
     )
 
     for path in translations:
-        assert run_command(["evaluate", str(path), "--split", "test", "--beam", "2"]) == 0
+        assert run_command(["evaluate", str(path), "--split", "test"]) == 0
     capsys.readouterr()
     assert run_command(command) == 0
     captured = capsys.readouterr()
@@ -403,6 +404,52 @@ def test_translations_are_compared_on_a_split_that_all_have(
             file.write_text(file.read_text().replace('"step": 3', '"step": 2'))
     assert run_command(command) == 0
     assert capsys.readouterr().err.count("scoring dev") == 2
+
+
+def test_scores_of_another_search_are_not_compared(translations: list[Path], tmp_path: Path, capsys: Captured) -> None:
+    """What `evaluate --beam` wrote is named and left out; where settings differ, the table says so."""
+    runs = [shutil.copytree(path, tmp_path / path.name) for path in translations]
+    command = ["compare", *map(str, runs), "--out", str(tmp_path / "plot.svg")]
+    for path in runs:
+        assert run_command(["evaluate", str(path), "--split", "test"]) == 0
+    assert run_command(["evaluate", str(runs[1]), "--split", "test", "--beam", "8"]) == 0
+    kept = json.loads((runs[1] / "predictions" / "test.json").read_text())
+    given = {"split": "test", "files": ["toy"], "sentences": 30, "beam": 8, "length_penalty": 0.6}
+    assert {key: kept[key] for key in given} == given
+    capsys.readouterr()
+    assert run_command(command) == 0
+    captured = capsys.readouterr()
+    assert (
+        f"{runs[1]}/predictions/test.json: not used, these are scores of beam 8; the run's own: beam 1" in captured.err
+    )
+    assert "dev BLEU" in captured.out and "test BLEU" not in captured.out
+
+    settings = (runs[1] / "run.toml").read_text()
+    (runs[1] / "run.toml").write_text(settings.replace("beam = 1", "beam = 8"))  # now it is its own
+    assert run_command(command) == 0
+    captured = capsys.readouterr()
+    assert "test BLEU" in captured.out
+    assert captured.err == f"these scores are of different beams (task.beam): {runs[0]}: 1; {runs[1]}: 8\n"
+
+
+@pytest.mark.parametrize("name", ["test", "TEST", "dev"])
+def test_predictions_of_a_file_never_take_the_name_of_a_split(
+    translations: list[Path], tmp_path: Path, capsys: Captured, name: str
+) -> None:
+    run = shutil.copytree(translations[0], tmp_path / "run")
+    assert run_command(["evaluate", str(run), "--split", name.lower()]) == 0
+    before = {path: path.read_bytes() for path in (run / "predictions").iterdir()}
+    (tmp_path / name).write_text("a b\tb a\nc d e\te d c\n")
+    assert run_command(["evaluate", str(run), "--split", str(tmp_path / name)]) == 0
+    assert len((run / "predictions" / f"{name}.file.txt").read_text().splitlines()) == 2
+    assert json.loads((run / "predictions" / f"{name}.file.json").read_text())["files"] == [str(tmp_path / name)]
+    assert before and all(path.read_bytes() == content for path, content in before.items())
+    # Not even where somebody writes them there.
+    out = run / "predictions" / f"{name.lower()}.txt"
+    assert run_command(["evaluate", str(run), "--split", str(tmp_path / name), "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert run_command(["compare", str(run), "--out", str(tmp_path / "plot.svg")]) == 0
+    assert f"{name.lower()}.json: not used, these are scores of split {tmp_path / name}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["plot.jpg", "plot"])

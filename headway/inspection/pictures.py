@@ -58,7 +58,7 @@ def attention_map(run: Run, text: str, target: str | None = None) -> Map:
         raise UserError(f"--target: a run whose task is {run.settings.task.name} has no source beside its target")
     if not text:
         raise TextError("there is nothing to look at in an empty text; give it some")
-    tokens = run.tokenizer.encode(run.tokenizer.lead + text)
+    tokens = run.tokenizer.encode_alone(text)
     if len(tokens) > run.model.context:
         raise TextError(f"the text has {len(tokens)} tokens, and the model holds {run.model.context} (model.block)")
     weights = capture_attention(run.model, tokens)[-1].mean(0).tolist()

@@ -115,7 +115,7 @@ class LanguageModelling(Task):
 
     def stream(self, model: CausalModel, prompt: str, limit: int, sampling: Sampling) -> Iterator[str]:
         """The continuation of `prompt` as pieces of text, as they are made."""
-        ids = self.tokenizer.encode(self.tokenizer.lead + prompt)
+        ids = self.tokenizer.encode_alone(prompt)
         pieces = self.tokenizer.stream()
         for _, token, _ in stream(model, [ids], limit, [self.tokenizer.mask], sampling):
             if token != self.tokenizer.mask:

@@ -95,7 +95,7 @@ class QuestionAnswering(Task):
         place = f"{self.path_of('train')}:{pair.line}"
         try:
             prompt = self.prompt(pair.source)
-            answer = self.tokenizer.encode(self.tokenizer.lead + (pair.target or ""))
+            answer = self.tokenizer.encode_alone(pair.target or "")
         except TextError as error:
             raise DataError(f"{place}: {error}") from None
         row = [*prompt, *answer, self.tokenizer.mask]
@@ -123,7 +123,7 @@ class QuestionAnswering(Task):
     def prompt(self, question: str) -> list[int]:
         if not question.strip():
             raise TextError("the question is empty")
-        return [*self.tokenizer.encode(self.tokenizer.lead + question), self.tokenizer.mask]
+        return [*self.tokenizer.encode_alone(question), self.tokenizer.mask]
 
     def make(self, rows: Tensor, noise: Tensor) -> Batch:
         lengths = self.lengths[rows]

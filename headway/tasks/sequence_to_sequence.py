@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -173,6 +174,17 @@ class Alignment:
     weights: list[list[float]]
 
 
+@contextmanager
+def without_dropout(model: Seq2SeqModel) -> Iterator[None]:
+    """The model as it is used, not trained; whatever happens, it is left as it was found."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
 class SequenceToSequence(Task):
     metric = "bleu"
     higher_is_better = True
@@ -182,27 +194,34 @@ class SequenceToSequence(Task):
         self.settings = settings
         self.smoothing = settings.label_smoothing
         self.longest = min(settings.longest or block, block)
+        self.longest_target = min(self.longest, block - 1)  # a mark stands before it
         self.splits: dict[tuple[str, str | None], list[Pair]] = {}
 
     def load(self) -> None:
         pairs = self.pairs("train")
         sources, targets = self.rows(pairs, *self.settings.files("train"))
-        fit = [max(len(x), len(y) - 1) <= self.longest for x, y in zip(sources, targets, strict=True)]
+        marks = 2
+        fit = [
+            len(x) <= self.longest and len(y) - marks <= self.longest_target
+            for x, y in zip(sources, targets, strict=True)
+        ]
         if not any(fit):
             raise DataError(
-                f"{self.settings.source}: none of its {len(pairs):,} pairs has at most {self.longest} tokens a side "
-                "(task.longest, model.block)"
+                f"{self.settings.source}: none of its {len(pairs):,} pairs has at most {self.longest} tokens in the "
+                f"source and {self.longest_target} in the target (task.longest, model.block)"
             )
         if not all(fit):
             self.notes.append(
                 f"{self.settings.source}: {fit.count(False):,} of {len(pairs):,} pairs have more than {self.longest} "
-                "tokens on a side and are not learned (task.longest, model.block)"
+                f"tokens in the source or {self.longest_target} in the target and are not learned (task.longest, "
+                "model.block)"
             )
         self.sources = Corpus.of(row for row, fits in zip(sources, fit, strict=True) if fits)
         self.targets = Corpus.of(row for row, fits in zip(targets, fit, strict=True) if fits)
         self.examples = len(self.sources)
         self.source_width = int(self.sources.lengths.max())
-        self.rows(self.pairs("dev"), *self.settings.files("dev"))  # what is wrong with it shows now
+        dev = self.rows(self.pairs("dev"), *self.settings.files("dev"))  # what is wrong with it shows now
+        self.note_cut("dev", self.count_cut(*dev), len(dev[0]))
 
     def rows(
         self, pairs: Sequence[Pair], source: str, target: str | None = None
@@ -216,9 +235,26 @@ class SequenceToSequence(Task):
     def encode(self, text: str, place: str = "") -> list[int]:
         """The tokens of a text; `place` says where it stands, should it be refused."""
         try:
-            return self.tokenizer.encode(self.tokenizer.lead + text)
+            return self.tokenizer.encode_alone(text)
         except TextError as error:
             raise TextError(f"{place}{error}") from None
+
+    def count_cut(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Tensor:
+        """How many sources, and how many targets between marks, have more tokens than the model holds; (2,)."""
+        return torch.tensor(
+            [sum(len(row) > self.block for row in sources), sum(len(row) - 1 > self.block for row in targets)]
+        )
+
+    def note_cut(self, split: str, counts: Tensor, pairs: int) -> None:
+        """Say once how many of a split's pairs are scored by their beginnings alone, by the side that is too long."""
+        sides = (
+            ("sources", self.block, "the model reads no more of them"),
+            ("targets", self.block - 1, "loss and accuracy are of their beginnings"),
+        )
+        for count, (side, most, words) in zip(counts.tolist(), sides, strict=True):
+            note = f"{split}: {count:,} of {pairs:,} {side} have more than {most} tokens (model.block): {words}"
+            if count and note not in self.notes:
+                self.notes.append(note)
 
     @property
     def width(self) -> int:
@@ -271,7 +307,9 @@ class SequenceToSequence(Task):
         predictions = among.gather([each[0].text for each in written])
         references = [f"{pair.target}" for pair in pairs]
         cut = tokenizer_for(references) if self.settings.bleu == "auto" else self.settings.bleu
-        loss, right, tokens = self.teacher_forced(model, mine, self.settings.files(split, target), among)
+        rows = self.rows(mine, *self.settings.files(split, target))
+        loss, right, tokens = self.teacher_forced(model, *rows, among)
+        self.note_cut(split, among.total(self.count_cut(*rows)), len(pairs))
         buckets = by_length([pair.source for pair in pairs], predictions, references, cut)
         return {
             "sentences": len(pairs),
@@ -286,19 +324,16 @@ class SequenceToSequence(Task):
 
     @torch.inference_mode()
     def teacher_forced(
-        self, model: Seq2SeqModel, pairs: Sequence[Pair], files: tuple[str, str | None], among: Ranks = ALONE
+        self, model: Seq2SeqModel, sources: list[list[int]], targets: list[list[int]], among: Ranks = ALONE
     ) -> tuple[float, float, int]:
-        """(loss a token, share of tokens that are the likeliest, number of tokens) of the references, in all ranks.
+        """(loss a token, share of tokens that are the likeliest, number of tokens) of all ranks' targets between marks.
 
-        The pairs stand in `files`. Sides that the model cannot hold are cut.
+        Sides that the model cannot hold are cut. A target that was cut does not end there, so no end mark counts.
         """
-        training = model.training
-        model.eval()
         device = next(model.parameters()).device
-        sources, targets = self.rows(pairs, *files)
         sources = [row[: self.block] for row in sources]
-        targets = [[*row[: min(self.block, len(row) - 1)], self.tokenizer.mask] for row in targets]
-        order = sorted(range(len(pairs)), key=lambda row: len(targets[row]))
+        targets = [row[: self.block + 1] for row in targets]  # `block` inputs, and what follows the last of them
+        order = sorted(range(len(targets)), key=lambda row: len(targets[row]))
         sums = torch.zeros(3, dtype=torch.float64)  # loss, right, tokens
 
         def add(rows: list[int]) -> None:
@@ -311,11 +346,11 @@ class SequenceToSequence(Task):
             there = wanted != IGNORE
             loss = torch.nn.functional.cross_entropy(logits, wanted, ignore_index=IGNORE, reduction="sum")
             right = (logits.argmax(-1) == wanted)[there].sum()
-            sums.add_(torch.stack([loss.double().cpu(), right.double().cpu(), there.sum().double().cpu()]))
+            sums.add_(torch.stack([each.cpu().double() for each in (loss, right, there.sum())]))  # mps has no float64
 
-        for _ in Room(SCORED_AT_ONCE).each(add, order):
-            pass
-        model.train(training)
+        with without_dropout(model):
+            for _ in Room(SCORED_AT_ONCE).each(add, order):
+                pass
         loss, right, tokens = among.total(sums).tolist()
         return loss / max(1.0, tokens), right / max(1.0, tokens), int(tokens)
 
@@ -355,7 +390,7 @@ class SequenceToSequence(Task):
         """Where the model looks while it writes `target`, or without one its own translation; None: it never looks."""
         if not text.strip():
             raise TextError("there is nothing to look at in an empty source; give it some text")
-        source, written = self.encode(text), self.encode(target or "")
+        source, written = self.encode(text), self.encode(target) if target else []
         for name, side, most in (("source", source, self.block), ("target", written, self.block - 1)):
             if len(side) > most:
                 raise TextError(f"the {name} has {len(side)} tokens, the model holds {most} (model.block); shorten it")
@@ -363,7 +398,8 @@ class SequenceToSequence(Task):
             written = self.search(model, [source])[0][0].tokens[: self.block - 1]
         mark, device = self.tokenizer.mask, next(model.parameters()).device
         given = (torch.tensor([row], device=device) for row in ([mark, *written], source))
-        weights = model.alignment(*given)
+        with without_dropout(model):
+            weights = model.alignment(*given)
         return None if weights is None else Alignment(source, [*written, mark], weights[0].float().tolist())
 
     def translation(self, hypothesis: Hypothesis) -> Translation:

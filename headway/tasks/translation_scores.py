@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 BUCKETS = (8, 12, 16, 20, 30)  # the longest source of each, in words; what is longer comes last
-WITHOUT_SPACES = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")  # kana and Han
+HAN, KANA = r"\u3400-\u9fff\uf900-\ufaff", r"\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"
+WITHOUT_SPACES = re.compile(f"[{HAN}{KANA}]")
+SOME_KANA = 0.1  # of Han and kana: Japanese has several times as many, Chinese hardly any
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,10 @@ def count_words(text: str) -> int:
 
 
 def tokenizer_for(references: Sequence[str]) -> str:
-    """How BLEU cuts these texts: `zh` where most letters are Han or kana, else 13a."""
-    letters = "".join(references[:1000])
-    return "zh" if len(WITHOUT_SPACES.findall(letters)) > len(re.findall(r"[^\W\d_]", letters)) / 2 else "13a"
+    """How BLEU cuts these texts: 13a unless most letters are Han or kana; then `zh`, which parts Han alone, or `char`
+    where there is kana to part too."""
+    text = "".join(references[:1000])
+    letters, unspaced = len(re.findall(r"[^\W\d_]", text)), len(WITHOUT_SPACES.findall(text))
+    if unspaced <= letters / 2:
+        return "13a"
+    return "char" if len(re.findall(f"[{KANA}]", text)) > SOME_KANA * unspaced else "zh"

@@ -72,6 +72,14 @@ class Tokenizer(ABC):
     def train(cls, texts: Iterable[str], size: int | None = None) -> Tokenizer:
         """Learn a vocabulary from texts, of at most `size` tokens for the kinds that leave that open."""
 
+    def encode_alone(self, text: str) -> list[int]:
+        """The tokens of a text that stands alone, with `lead`; what it is refused for is placed in the text itself."""
+        try:
+            return self.encode(self.lead + text)
+        except TextError:
+            self.encode(text)  # is refused as well, without the lead to count
+            raise
+
     @abstractmethod
     def encode(self, text: str) -> list[int]:
         """The ids of a text, never special ones. Raises TextError for characters it cannot spell."""

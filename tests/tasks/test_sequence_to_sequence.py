@@ -202,9 +202,26 @@ def test_long_pairs_are_not_learned_and_counted(table: dict[str, str]) -> None:
     task = loaded(table, block=4, holdout=0.0)
     long = sum(len(pair.source.split()) > 4 or len(f"{pair.target}".split()) + 1 > 4 for pair in task.pairs("train"))
     assert 0 < long < 40 and task.examples == 40 - long
-    assert [note for note in task.notes if f"{long} of 40 pairs have more than 4 tokens on a side" in note]
-    with pytest.raises(DataError, match=r"none of its \d+ pairs has at most 1 tokens a side \(task.longest"):
-        loaded(table, longest=1)
+    words = f"{long} of 40 pairs have more than 4 tokens in the source or 3 in the target and are not learned"
+    assert [note for note in task.notes if words in note]
+    shortest = r"none of its 40 pairs has at most 1 tokens in the source and 0 in the target \(task.longest"
+    with pytest.raises(DataError, match=shortest):
+        loaded(table, block=1, holdout=0.0)
+
+
+@pytest.mark.parametrize(("longest", "block"), [(0, 6), (0, 7), (5, 6), (6, 6), (6, 7), (6, 24), (7, 24)])
+def test_marks_count_against_the_block_alone(tmp_path: Path, longest: int, block: int) -> None:
+    """A pair is learned where both sides have `longest` tokens at most, and the model holds the target with a mark."""
+    sizes = [(source, target) for source in range(1, 9) for target in range(1, 9)]
+    lines = [[" ".join(["Hund"] * pair[side]) for pair in sizes] for side in (0, 1)]
+    task = loaded(written(tmp_path, *lines), block=block, longest=longest, holdout=0.0)
+    fit = [(x, y) for x, y in sizes if max(x, y) <= (longest or block) and x <= block and 1 + y <= block]
+    assert list(zip(task.sources.lengths.tolist(), (task.targets.lengths - 2).tolist(), strict=True)) == fit
+    most = [max(side) for side in zip(*fit, strict=True)]
+    assert (
+        f"{64 - len(fit)} of 64 pairs have more than {most[0]} tokens in the source or {most[1]} in the"
+        in task.notes[0]
+    )
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
@@ -230,6 +247,60 @@ def test_empty_sides_are_dropped_and_said_once(tmp_path: Path) -> None:
 
 
 # ---- scores
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_is_cut_is_said_and_ends_with_no_mark(tmp_path: Path, table: dict[str, str], kind: str) -> None:
+    """A model that holds a target whole finds the same loss of its beginning."""
+    (tmp_path / "dev").mkdir()
+    long = ["Hund Gras im Park und zwei", "ein Hund", "zwei Kinder spielen im Park"]
+    dev = written(tmp_path / "dev", long, ["Hund Gras im Park und", "ein Hund läuft", "Gras"])
+    files = {"dev": dev["source"], "dev_target": dev["target"]}
+    task = loaded(table, block=4, **files)
+    said = [
+        "dev: 2 of 3 sources have more than 4 tokens (model.block): the model reads no more of them",
+        "dev: 1 of 3 targets have more than 3 tokens (model.block): loss and accuracy are of their beginnings",
+    ]
+    assert task.notes[1:] == said
+    model = MODELS[kind](len(task.tokenizer))
+    assert model.settings.block > 6
+    found = task.evaluate(model)
+    assert task.notes[1:] == said  # once
+    losses, right = [], 0
+    for pair in task.pairs("dev"):
+        source = torch.tensor([task.encode(pair.source)[:4]])
+        row = [1, *task.encode(f"{pair.target}"), 1]
+        logits = model(torch.tensor([row[:-1]]), source)[0, :4].log_softmax(-1).detach()
+        wanted = row[1:5]
+        losses += [-float(logits[place, token]) for place, token in enumerate(wanted)]
+        right += sum(int(logits[place].argmax()) == token for place, token in enumerate(wanted))
+    assert found["tokens"] == len(losses) == 4 + 4 + 2
+    assert found["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    assert found["token_accuracy"] == pytest.approx(right / len(losses))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_looking_and_scoring_leave_the_model_as_it_was(
+    table: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = loaded(table, holdout=0.3)
+    model = MODELS[kind](len(task.tokenizer), dropout=0.5)
+    quiet = task.alignment(model.eval(), "ein Hund", "Gras")
+    assert quiet is not None and task.alignment(model.train(), "ein Hund", "Gras") == quiet and model.training
+    nothing = task.alignment(model, "ein Hund", "")
+    assert nothing is not None and nothing.target == [task.tokenizer.mask] and len(nothing.weights) == 1
+
+    def broken(*given: Tensor) -> Tensor:
+        raise ValueError("broken")
+
+    for name, use in (
+        ("forward", lambda: task.evaluate(model)),
+        ("alignment", lambda: task.alignment(model, "Hund", "Gras")),
+    ):
+        with monkeypatch.context() as patch, pytest.raises(ValueError, match="broken"):
+            patch.setattr(model, name, broken)
+            use()
+        assert model.training
 
 
 @torch.no_grad()

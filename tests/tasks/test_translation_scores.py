@@ -42,6 +42,18 @@ def test_chinese_is_told_by_most_of_its_letters() -> None:
     assert tokenizer_for(["He said 你好 and left.", "12,5 %"]) == tokenizer_for([]) == "13a"
 
 
+def test_japanese_is_told_by_its_kana_and_cut_at_every_character() -> None:
+    """A wrong ending costs a character, not the whole run of kana that it stands in."""
+    japanese = ["私は昨日学校へ行きました。", "コーヒーを飲みませんか。"]
+    assert tokenizer_for(japanese) == tokenizer_for(["ﾃﾚﾋﾞをみます"]) == "char"
+    assert tokenizer_for(["我们在の字旁边等你，请明天早上来学校。"]) == "zh"  # one for show
+    assert tokenizer_for(["나는 어제 학교에 갔습니다."]) == "13a"  # Hangul has spaces
+    kana = ["わたしはきのうがっこうへいきました。", "コーヒーをのみませんか。"]
+    near = [text.replace("ました", "ます").replace("ません", "ます") for text in kana]
+    cut = corpus_scores(near, kana, tokenizer_for(kana))
+    assert cut["bleu"] > 2 * corpus_scores(near, kana, "zh")["bleu"] and "tok:char|" in cut["signature"]
+
+
 def test_words_are_counted_by_spaces_or_by_characters() -> None:
     assert [count_words(text) for text in ("a b  c", "我们去学校", "我用 Python 写", "", "。")] == [3, 5, 4, 1, 1]
 

@@ -213,6 +213,20 @@ def test_lead_makes_a_first_word_like_any_other(kind: str):
     tokenizer = KINDS[kind].train(["Rome is Rome", "Rome is big"])
     first, *_, last = cut(tokenizer, tokenizer.lead + "Rome is Rome")
     assert first == last == " Rome"
+    assert tokenizer.encode_alone("Rome is Rome") == tokenizer.encode(" Rome is Rome")
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("text", ["a {}", "{}", " {}", "was born {} in"])
+def test_what_stands_alone_is_refused_at_its_own_place(tokenizer: Tokenizer, text: str):
+    """The space that a tokenizer puts in front is not the user's."""
+    for stranger in "\ud800ü":
+        try:
+            tokenizer.encode_alone(text.format(stranger))
+        except TextError as error:
+            assert f"at character {text.index('{') + 1};" in str(error)
+        else:
+            assert stranger == "ü" and tokenizer.kind in ("bytes", "bpe")
 
 
 def test_word_vocabulary_keeps_the_most_frequent():

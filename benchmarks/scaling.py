@@ -1,8 +1,8 @@
 """Memory and time of training steps of several sizes, against what `headway.training.scaling` predicts.
 
-Every size is trained for a few steps, operation by operation as processes of a larger run do, with several batch sizes. The
-constants of the machine are fitted to all of them, and each is then predicted by the constants fitted to the others, so
-that the error is that of a size which was not measured. On a GPU the memory is the allocator's peak; on a CPU it is
+Every size is trained for a few steps, operation by operation as processes of a larger run do, with several batch sizes.
+The constants of the machine are fitted to all of them. Each size is then predicted by those fitted to the others: the
+error is that of a size which was not measured. On a GPU the memory is the allocator's peak; on a CPU it is
 weights and state, and what the forward pass keeps or the gradient, whichever is larger. A size that does not fit is
 named and left out.
 

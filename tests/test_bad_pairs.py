@@ -265,7 +265,7 @@ def test_an_argument_that_is_too_long_is_cut_and_said(spells_anything: Path, cap
         (("evaluate", "--split", "test"), "no test split"),
         (("evaluate", "--split", "tset"), "did you mean 'test'?"),
         (("evaluate", "--split", "nowhere.tsv"), "nowhere.tsv: no such file"),
-        (("evaluate", "--split", "{run}/../de.txt"), "as target (task.target, --target)"),
+        (("evaluate", "--split", "{run}/../de.txt"), "too (task.target, task.dev_target"),
         (("evaluate", "--split", "{run}/../de.txt", "--target", "nowhere.en"), "nowhere.en: no such file"),
         (("evaluate", "--split", "nowhere.de", "--target", "{run}/../en.txt"), "nowhere.de: no such file"),
         (("evaluate", "--split", "{run}/../de.txt", "--target", "{run}/../de.txt"), "given as source and as target"),

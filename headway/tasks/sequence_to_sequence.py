@@ -51,8 +51,14 @@ class SequenceToSequenceSettings:
     dev_target: str | None = setting(None, "their targets", path=True)
     test: str | None = setting(None, "further sources, or a table", path=True)
     test_target: str | None = setting(None, "their targets", path=True)
-    source_column: str | int | None = setting(None, "of a table, the column that is read: a name, or a number from 0")
-    target_column: str | int | None = setting(None, "of a table, the column that is written")
+    source_column: str | int | None = setting(
+        None,
+        "of a table, the column that is read: a name, or a number from 0 where there is no header row; none: `source` "
+        "of a .csv or .jsonl, the first column of a .tsv without a header row",
+    )
+    target_column: str | int | None = setting(
+        None, "of a table, the column that is written; none: `target`, or the second column"
+    )
     holdout: float = setting(0.05, "share held out as dev where there is no dev file", least=0.0, below=1.0)
     test_holdout: float = setting(0.0, "share held out as test where there is no test file", least=0.0, below=1.0)
     together: str = setting(
@@ -74,10 +80,12 @@ class SequenceToSequenceSettings:
                 yield f"{name}_target", f"there are targets and no sources; name them as {name}"
         if (self.source_column is None) != (self.target_column is None):
             yield "source_column", "a table needs both columns: source_column and target_column"
+        if self.source_column is not None and self.source_column == self.target_column:
+            yield "target_column", f"{self.target_column!r} is the source's column too; name the other side's"
         if self.source_column is not None and self.target:
             yield "target", "columns are of one table, and this is a second file; leave one of the two out"
         if self.holdout + self.test_holdout >= 1:
-            yield "holdout", "holdout and test_holdout leave nothing to learn from"
+            yield "holdout", f"holdout and test_holdout ({self.test_holdout:g}) leave nothing to learn from"
 
     def texts(self, say: Notes) -> list[str]:
         """Both sides of what is learned. What there is to say of the files is said when the task loads them."""
@@ -112,9 +120,15 @@ class SequenceToSequenceSettings:
         )
         if not self.is_part(split):
             return pairs
-        return [
-            pair for pair, group in zip(pairs, groups(pairs, self.together), strict=True) if self.of(group) == split
-        ]
+        held_by = zip(pairs, groups(pairs, self.together), strict=True)
+        found = [pair for pair, group in held_by if self.of(group) == split]
+        if split == "train" and not found:
+            raise DataError(
+                f"{source}: none of its {len(pairs):,} pairs is left to learn from; the others are held out "
+                f"(task.holdout = {self.holdout:g}, task.test_holdout = {self.test_holdout:g}, task.together = "
+                f'"{self.together}")'
+            )
+        return found
 
     def of(self, group: str) -> str:
         """Which split a group of the file to learn from belongs to: a function of its text alone."""
@@ -222,6 +236,8 @@ class SequenceToSequence(Task):
         self.source_width = int(self.sources.lengths.max())
         dev = self.rows(self.pairs("dev"), *self.settings.files("dev"))  # what is wrong with it shows now
         self.note_cut("dev", self.count_cut(*dev), len(dev[0]))
+        scored = f"{len(dev[0]):,} to measure on" if dev[0] else "none to measure on (task.dev, task.holdout)"
+        self.notes.append(f"{self.settings.source}: {self.examples:,} pairs to learn from, {scored}")
 
     def rows(
         self, pairs: Sequence[Pair], source: str, target: str | None = None

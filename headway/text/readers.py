@@ -378,7 +378,7 @@ def _parallel_table(path: str | Path, columns: Sequence[str | int] | None, error
         (f"{path}:{line}: {width_problem(cells, 2, 'source<TAB>target')}" for line, cells in rows if len(cells) < 2),
         ""
         if any(len(cells) > 1 for _, cells in rows)
-        else "give the file with the other side as target (task.target, --target), if there is one",
+        else "give the file with the other side too (task.target, task.dev_target, …, --target), if there is one",
     )
     return [(line, cells[:2]) for line, cells in rows]
 

@@ -241,9 +241,19 @@ def test_empty_sides_are_dropped_and_said_once(tmp_path: Path) -> None:
     sources = sentences(30)
     table = written(tmp_path, [*sources, "", "Hund"], [*sources, "Hund", " "])
     task = loaded(table, "bpe", block=60, holdout=0.3)
-    assert task.notes == [f"{tmp_path / 'source'}: 2 pairs with an empty side dropped (lines 31, 32)"]
+    held = len(task.pairs("dev"))
+    assert task.notes == [
+        f"{tmp_path / 'source'}: 2 pairs with an empty side dropped (lines 31, 32)",
+        f"{tmp_path / 'source'}: {30 - held} pairs to learn from, {held} to measure on",
+    ]
     with pytest.raises(DataError, match=r"source:31: empty source\n.*target:32: empty target to 'Hund'"):
         loaded(table, strict=True)
+
+
+def test_a_file_of_which_everything_is_held_out_is_named(tmp_path: Path) -> None:
+    table = written(tmp_path, ["ein Hund"], ["a dog"])
+    with pytest.raises(DataError, match=r"source: none of its 1 pairs is left to learn from.*task.holdout = 0.999"):
+        loaded(table, holdout=0.999)
 
 
 # ---- scores
@@ -261,11 +271,11 @@ def test_what_is_cut_is_said_and_ends_with_no_mark(tmp_path: Path, table: dict[s
         "dev: 2 of 3 sources have more than 4 tokens (model.block): the model reads no more of them",
         "dev: 1 of 3 targets have more than 3 tokens (model.block): loss and accuracy are of their beginnings",
     ]
-    assert task.notes[1:] == said
+    assert task.notes[1:-1] == said
     model = MODELS[kind](len(task.tokenizer))
     assert model.settings.block > 6
     found = task.evaluate(model)
-    assert task.notes[1:] == said  # once
+    assert task.notes[1:-1] == said  # once
     losses, right = [], 0
     for pair in task.pairs("dev"):
         source = torch.tensor([task.encode(pair.source)[:4]])

@@ -526,7 +526,7 @@ def test_a_tsv_may_have_more_columns_but_not_fewer():
 def test_one_side_alone_asks_for_the_other():
     message = refusal(read_parallel, write("train.en", "Hi.\nRun!\n"))
     assert message.startswith("train.en:1: 1 column where 2 are wanted (source<TAB>target): 'Hi.'\n")
-    assert message.endswith("\ngive the file with the other side as target (task.target, --target), if there is one")
+    assert "\ngive the file with the other side too (task.target, task.dev_target, " in message
 
 
 def test_a_table_that_is_read_as_lines_is_named():

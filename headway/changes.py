@@ -111,6 +111,16 @@ def read_data(directory: Path) -> Data:
         ) from None
 
 
+def changed_since(directory: Path, read: dict[str, str]) -> list[str]:
+    """Of files that were read now, with the SHA-256 of each, those that were others when the run read them."""
+    try:
+        known = read_data(directory).values()
+    except RunError:  # which matters to a run that is resumed
+        return []
+    before = {file: {files[file] for files in known if file in files} for file in read}
+    return [file for file, content in read.items() if before[file] and content not in before[file]]
+
+
 def write_data(directory: Path, data: Data) -> None:
     kept = {task: [{"file": file, "sha256": digest} for file, digest in files.items()] for task, files in data.items()}
     write_json(directory / DATA, kept)

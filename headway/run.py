@@ -20,6 +20,7 @@ import torch
 from headway.changes import (
     Change,
     Data,
+    changed_since,
     compare,
     compare_data,
     consequence,
@@ -110,7 +111,14 @@ class Run:
                     "targets beside it; leave --target (target) out"
                 )
             options["target"] = str(target)
-        return self.task.evaluate(self.model, split, among, **options)
+        with digests() as read:
+            result = self.task.evaluate(self.model, split, among, **options)
+        notes = [
+            f"{file}: has changed since the run read it; what is held out of it now may have been learned"
+            for file in changed_since(self.path, read)
+        ]
+        self.task.notes += [note for note in notes if note not in self.task.notes]
+        return result
 
     def answer(self, questions: str | Sequence[str], alternatives: int = 3) -> list[Answer]:
         """Answers with their probabilities, for a run that answers questions."""

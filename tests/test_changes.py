@@ -247,6 +247,21 @@ def test_a_run_that_did_not_say_what_it_learned_from_goes_on_as_before(run_file:
         headway.train(stopped, stopped, resume=True)
 
 
+def test_scores_on_a_file_that_has_changed_say_so(run_file: Path) -> None:
+    run = headway.train(run_file, run_file.parent / "run")
+    dev = run_file.parent / "dev.tsv"
+    again = headway.load(run.path)
+    again.evaluate("dev")
+    assert not [note for note in again.task.notes if "has changed" in note]
+    dev.write_text(dev.read_text().replace("Oslo", "Rome"))
+    again = headway.load(run.path)
+    again.evaluate("dev")
+    again.evaluate("dev")
+    assert [note for note in again.task.notes if "has changed" in note] == [
+        f"{dev}: has changed since the run read it; what is held out of it now may have been learned"
+    ]
+
+
 def test_data_may_move(run_file: Path, stopped: Path) -> None:
     """The same text from another place is the same data; only the settings have changed."""
     expected = final_weights(headway.train(run_file, run_file.parent / "whole", LOGGED).path)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headway.errors import Quit
+from headway.training.engine import Outcome
 from headway.training.streams import Stream
 
 BAD_STEPS = ("stop", "skip")
@@ -57,26 +58,27 @@ def describe_rows(streams: Sequence[Stream], step: int) -> str:
 
 
 class Unseen:
-    """Steps whose loss or gradient was no number, counted on the device between two looks at it."""
+    """Loss and norm of the gradient of the steps since somebody looked at them, as they are on the device."""
 
-    TAKEN = ("count", "last", "in_a_row", "longest")  # since the last look; in a row: now, and the longest one
+    MOST = 1000  # steps after which somebody should look
 
-    def __init__(self, device: torch.device, in_a_row: int = 0) -> None:
-        self.count, self.last, self.in_a_row, self.longest = (
-            torch.full((), number, device=device) for number in (0, 0, in_a_row, 0)
-        )
+    def __init__(self) -> None:
+        self.first = 0  # of these steps
+        self.losses: list[Tensor] = []
+        self.norms: list[Tensor] = []
 
-    def see(self, step: int, fine: Tensor) -> None:
-        self.count = self.count + ~fine
-        self.last = torch.where(fine, self.last, step)
-        self.in_a_row = torch.where(fine, 0, self.in_a_row + 1)
-        self.longest = self.longest.maximum(self.in_a_row)
+    def see(self, step: int, done: Outcome) -> None:
+        if not self.losses:
+            self.first = step
+        self.losses.append(done.loss)
+        self.norms.append(done.norm)
 
-    def take(self) -> list[Tensor]:
-        """What TAKEN names; it is counted anew from here on."""
-        found = [getattr(self, name) for name in self.TAKEN]
-        self.count, self.longest = torch.zeros_like(self.count), torch.zeros_like(self.longest)
-        return found
+    def take(self) -> Unseen:
+        """These steps, which count as looked at from here on."""
+        taken = Unseen()
+        taken.first, taken.losses, taken.norms = self.first, self.losses, self.norms
+        self.losses, self.norms = [], []
+        return taken
 
 
 class OnTheWay:
@@ -85,10 +87,9 @@ class OnTheWay:
 
     def __init__(self, numbers: Sequence[Tensor]) -> None:
         self.there: torch.cuda.Event | None = None
-        if numbers[0].is_cuda:
-            together = torch.stack([number.detach().double() for number in numbers])
-            self.values = torch.empty(len(numbers), dtype=torch.double, pin_memory=True)
-            self.values.copy_(together, non_blocking=True)
+        if numbers and numbers[0].is_cuda:
+            together = torch.stack([number.detach().float() for number in numbers])
+            self.values = torch.empty(len(numbers), pin_memory=True).copy_(together, non_blocking=True)
             self.there = torch.cuda.Event()
             self.there.record()
         else:

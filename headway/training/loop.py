@@ -157,7 +157,8 @@ class Line:
     rate: float
     tokens: int  # of the run so far
     streams: Sequence[str]
-    numbers: OnTheWay  # loss, norm of the gradient; what was not looked at; each stream's loss
+    unseen: Unseen  # steps that were not looked at, this one among them
+    numbers: OnTheWay  # loss, norm of the gradient, each stream's loss; losses and norms of the unseen
 
 
 @dataclass
@@ -285,26 +286,30 @@ class Trainer:
             self.settle(stage, plan, progress)
             raise
         logged = due(settings.log_every, step + 1) or state.step + 1 == stage.end
-        fine = plan.optimizer.is_fine(done.loss, done.norm)
         if plan.at_hand:
-            logged = self.look(stage, plan, step, done, bool(fine)) and logged
+            logged = self.look(stage, plan, step, float(done.loss), float(done.norm)) and logged
         else:
-            plan.unseen.see(step, fine)
+            plan.unseen.see(step, done)
         state.step += 1
         state.tokens += done.tokens
         if logged or (plan.line is not None and (self.ranks.size > 1 or plan.line.numbers.arrived())):
             self.settle(stage, plan, progress)  # all processes at the same step
         plan.meter.add(done)
         if logged:
-            numbers = OnTheWay([done.loss, done.norm, fine, *plan.unseen.take(), *done.losses.values()])
-            plan.line = Line(step + 1, share * settings.learning_rate, state.tokens, [*done.losses], numbers)
+            unseen = plan.unseen.take()
+            numbers = OnTheWay([done.loss, done.norm, *done.losses.values(), *unseen.losses, *unseen.norms])
+            plan.line = Line(step + 1, share * settings.learning_rate, state.tokens, [*done.losses], unseen, numbers)
             if plan.at_hand:
                 self.settle(stage, plan, progress)
+        elif len(plan.unseen.losses) == Unseen.MOST:
+            self.catch_up(stage, plan, progress)
 
     def catch_up(self, stage: Stage, plan: Plan, progress: Progress) -> None:
         """Wait for the last step: nothing of the steps so far is left to be written or looked at."""
         self.settle(stage, plan, progress)
-        self.look_back(stage, plan, OnTheWay(plan.unseen.take()).read())
+        unseen = plan.unseen.take()
+        numbers = OnTheWay([*unseen.losses, *unseen.norms]).read()
+        self.judge(stage, plan, *self.count_bad(plan, unseen.first, numbers))
 
     def step(self, stage: Stage, plan: Plan, step: int, share: float) -> Outcome:
         """One step of the stage; where there is no memory for it, the settings to change are named."""
@@ -328,10 +333,10 @@ class Trainer:
         line, plan.line = plan.line, None
         if line is None:
             return
-        loss, norm, fine, *others = line.numbers.read()
-        unseen, losses = others[: len(Unseen.TAKEN)], others[len(Unseen.TAKEN) :]
-        skipped = self.state.skipped + int(unseen[0])
-        if fine:
+        loss, norm, *others = line.numbers.read()
+        losses, others = others[: len(line.streams)], others[len(line.streams) :]
+        bad, longest = self.count_bad(plan, line.unseen.first, others)
+        if plan.optimizer.is_fine(loss, norm):
             record = {
                 "stage": stage.name,
                 "step": stage.begin + line.step,
@@ -341,21 +346,21 @@ class Trainer:
                 "gradient_norm": norm if math.isfinite(norm) else None,  # float16 overflowed
                 "tokens": line.tokens,
                 **plan.meter.read(),
-                **({"skipped": skipped} if skipped else {}),
+                **({"skipped": self.state.skipped} if self.state.skipped else {}),
             }
             self.record(record)
             progress.update(line.step, record)
             self.warn_of_spike(stage, plan, record)
-        self.look_back(stage, plan, unseen)
+        self.judge(stage, plan, bad, longest)
 
-    def look(self, stage: Stage, plan: Plan, step: int, done: Outcome, fine: bool) -> bool:
+    def look(self, stage: Stage, plan: Plan, step: int, loss: float, norm: float) -> bool:
         """Whether the step's loss and gradient are numbers. A step without them changed no weight: it ends the run, or
         is counted and passed over."""
         state = self.state
-        if fine:
+        if plan.optimizer.is_fine(loss, norm):
             state.skipped_in_a_row = 0
             return True
-        what = f"the loss is {float(done.loss)} and the gradient's norm {float(done.norm)} at step {state.step + 1:,}"
+        what = f"the loss is {loss} and the gradient's norm {norm} at step {state.step + 1:,}"
         if stage.settings.bad_steps == "stop" or state.skipped_in_a_row + 1 == IN_A_ROW:
             self.give_up(stage, plan, step, what)
         state.skipped += 1
@@ -365,19 +370,30 @@ class Trainer:
             self.report.say(f"{stage.name}: {what}; passed over, {state.skipped} so far; its rows are {rows}")
         return False
 
-    def look_back(self, stage: Stage, plan: Plan, unseen: Sequence[float]) -> None:
-        """What became of the steps that nobody waited for."""
-        if plan.at_hand:
+    def count_bad(self, plan: Plan, first: int, numbers: Sequence[float]) -> tuple[list[int], int]:
+        """Of the steps from `first` on that nobody waited for, by their losses and norms: which were no numbers, and
+        how many in the longest row of such. They count as passed over."""
+        state, longest = self.state, 0
+        bad = []
+        half = len(numbers) // 2
+        for step, (loss, norm) in enumerate(zip(numbers[:half], numbers[half:], strict=True), first):
+            if plan.optimizer.is_fine(loss, norm):
+                state.skipped_in_a_row = 0
+            else:
+                bad.append(step)
+                state.skipped_in_a_row += 1
+                longest = max(longest, state.skipped_in_a_row)
+        state.skipped += len(bad)
+        return bad, longest
+
+    def judge(self, stage: Stage, plan: Plan, bad: Sequence[int], longest: int) -> None:
+        """What there is to say of steps without numbers that are over, or the end of the run."""
+        if not bad:
             return
-        count, last, in_a_row, longest = map(int, unseen)
-        self.state.skipped += count
-        self.state.skipped_in_a_row = in_a_row
-        if not count:
-            return
-        steps = f"{count} step{'s' if count > 1 else ''} since the last line"
-        what = f"{steps} had a loss or gradient that is no number, the last of them step {stage.begin + last + 1:,}"
+        steps = f"{len(bad)} step{'s' if len(bad) > 1 else ''} since the last line"
+        what = f"{steps} had a loss or gradient that is no number, the last of them step {stage.begin + bad[-1] + 1:,}"
         if stage.settings.bad_steps == "stop" or longest >= IN_A_ROW:
-            self.give_up(stage, plan, last, what)
+            self.give_up(stage, plan, bad[-1], what)
         self.report.say(f"{stage.name}: {what}; passed over, {self.state.skipped} so far")
 
     def give_up(self, stage: Stage, plan: Plan, step: int, what: str) -> NoReturn:
@@ -443,8 +459,7 @@ class Trainer:
         rate = rate_of(settings, streams[0].order, task.block)
         costs, peak = Costs(self.layout.at_hand(), streams), peak_flops(device, precision)
         meter = Meter(self.state, costs, peak and peak * self.ranks.size, device)
-        unseen = Unseen(device, self.state.skipped_in_a_row)
-        return Plan(engine, rate, optimizer, streams, spikes, device.type == "cpu", unseen, meter)
+        return Plan(engine, rate, optimizer, streams, spikes, device.type == "cpu", Unseen(), meter)
 
     def evaluate(self, stage: Stage) -> tuple[bool, bool]:
         """Score the model and remember the best: (is this the best so far, is it time to stop early)."""

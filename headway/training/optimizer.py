@@ -11,6 +11,7 @@ holds a part of every weight, it holds that part of the optimizer's state too, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,13 +62,12 @@ class Optimizer:
             gradients = [parameter.grad for parameter in self.names if parameter.grad is not None]
             torch._foreach_mul_(gradients, self.scale.value.reciprocal())
 
-    def is_fine(self, loss: Tensor, norm: Tensor) -> Tensor:
+    def is_fine(self, loss: float, norm: float) -> bool:
         """Whether the loss and the gradient are numbers. A gradient may overflow if the scale was to blame, which is
         lowered then."""
-        fine = norm.isfinite()
-        if self.scale is not None:
-            fine = fine | (self.scale.value >= 1.0)
-        return loss.isfinite() & fine
+        if not math.isfinite(norm) and (self.scale is None or float(self.scale.value) < 1.0):
+            return False
+        return math.isfinite(loss)
 
     def step_unless_infinite(self, norm: Tensor) -> None:
         """Update the weights, unless the norm of the gradient says that it is no number: then nothing changes.

@@ -35,7 +35,7 @@ from headway.files import Ownership, probe
 from headway.training import engine
 from headway.training.checkpoint import Checkpoints
 from headway.training.engine import Outcome, Plain
-from headway.training.guard import Spikes, interruptible
+from headway.training.guard import Spikes, Unseen, interruptible
 from headway.training.loop import Plan, Stage, Trainer
 from headway.training.streams import Stream
 from tests.training.test_checkpoint import OFTEN, Said, contents, in_writer
@@ -647,6 +647,15 @@ def test_steps_that_nobody_waited_for_are_counted(run_file: Path, monkeypatch: p
         headway.train(run_file, run_file.parent / "stopped", sets)
     run = headway.train(run_file, run_file.parent / "skipped", [*sets, "training.bad_steps=skip"])
     assert run.state.skipped == 2
+
+
+@pytest.mark.usefixtures("far_away")
+def test_somebody_looks_at_last_though_no_line_is_due(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Spoilt(monkeypatch, {1}, gradient=NAN)
+    monkeypatch.setattr(Unseen, "MOST", 3)
+    sets = ["training.steps=30", "training.log_every=30", "training.checkpoint_every=0"]
+    with pytest.raises(UserError, match=r"the last of them step 8 .* the last checkpoint is of step 9\."):
+        headway.train(run_file, run_file.parent / "out", sets)
 
 
 @pytest.mark.usefixtures("far_away")

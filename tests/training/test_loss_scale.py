@@ -47,7 +47,7 @@ def test_an_overflow_changes_no_weight_and_is_told_from_a_loss_that_is_no_number
     optimizer.backward(model(torch.zeros(1, 4, dtype=torch.long)).sum())
     optimizer.step_unless_infinite(torch.tensor(float("inf")))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    loss, nan, overflown = (torch.tensor(float(number)) for number in ("2", "nan", "inf"))
+    loss, nan, overflown = 2.0, float("nan"), float("inf")
     assert optimizer.is_fine(loss, overflown) and not optimizer.is_fine(nan, loss)
     assert optimizer.scale is not None
     optimizer.scale.value.fill_(0.5)  # so small that the scale cannot be the reason

@@ -107,7 +107,7 @@ def evaluate(
             metavar="FILE", help="What the lines of --split should become, line by line (sequence to sequence)."
         ),
     ] = None,
-    out: Annotated[Optional[Path], typer.Option(help="Where predictions go, one a line.")] = None,  # noqa: UP045
+    out: Annotated[Optional[Path], typer.Option(help="Where predictions go, one a line; - is standard output.")] = None,  # noqa: UP045
     beam: Beam = None,
     device: Device = "auto",
 ) -> None:

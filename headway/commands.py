@@ -17,7 +17,7 @@ from headway.console import Progress, Reporter, Terminal, clock, reporter, score
 from headway.data import catalog
 from headway.data.world import WorldSettings
 from headway.errors import DataError, Interrupted, Quit, TextError, UserError
-from headway.files import one_line, write_json, write_lines
+from headway.files import as_json, is_kept, one_line, stream_at, write_lines, write_output
 from headway.generation import Sampling
 from headway.ranks import joined, of_environment
 from headway.run import Run, load, own_directory, train
@@ -128,17 +128,22 @@ def conditions(run: Run, split: str, target: str | None = None, beam: int | None
 
 
 def tell_scores(run: Run, split: str, result: dict[str, Any], out: Path | None, given: dict[str, Any]) -> None:
-    """Print what an evaluation under the `given` conditions found, and write the predictions."""
+    """Print what an evaluation under the `given` conditions found, and write the predictions.
+
+    Where these go to standard output, they alone do.
+    """
     if not (result.get("questions") or result.get("sentences") or result.get("tokens")):
         raise UserError(f"{run.path}: {split}: nothing was held out to measure on; name a file with --split")
+    said = sys.stderr if out is not None and stream_at(out) is sys.stdout else sys.stdout
     shown = scores(result) or [f"{result['questions']} questions without answers (one column), so no accuracy"]
-    print(f"{run.path}: {split}: {', '.join(shown)}")
+    print(f"{run.path}: {split}: {', '.join(shown)}", file=said)
     for line in details(result):
-        print(f"  {line}")
+        print(f"  {line}", file=said)
     if "predictions" in result:
         target = out or run.path / "predictions" / f"{predictions_name(split)}.txt"
         write_predictions(run, result, target, given)
-        print(f"predictions written to {target}, scores to {target.with_suffix('.json')}")
+        if is_kept(target):
+            print(f"predictions written to {target}, scores to {target.with_suffix('.json')}", file=said)
     elif out is not None:
         raise UserError(f"--out {out}: this run's task makes no predictions to write")
 
@@ -151,10 +156,11 @@ def predictions_name(split: str) -> str:
 
 def write_predictions(run: Run, result: dict[str, Any], target: Path, given: dict[str, Any]) -> None:
     """The predictions of an evaluation, one a line; beside them its scores, the conditions it was `given`, and the step
-    of the weights."""
+    of the weights. Beside a device or a pipe there is nothing."""
     write_lines(target, result["predictions"])
-    kept = {key: each for key, each in result.items() if key != "predictions"}
-    write_json(target.with_suffix(".json"), {**kept, **given, "step": run.step})
+    if is_kept(target):
+        kept = {key: each for key, each in result.items() if key != "predictions"}
+        write_output(target.with_suffix(".json"), as_json({**kept, **given, "step": run.step}))
 
 
 def details(result: dict[str, Any]) -> Iterator[str]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from headway.changes import read_data
 from headway.configuration import find, load_settings, recipe_names
 from headway.console import Progress, Reporter, Terminal, clock, reporter, scores
 from headway.data import catalog
@@ -107,11 +110,61 @@ def evaluate_command(
         if beam is not None and not isinstance(run.task, SequenceToSequence):
             raise UserError(f"--beam {beam}: a run whose task is {run.settings.task.name} is not scored by beam search")
         check_beam(beam, 1, 1)
+        if out is not None and is_kept(out):
+            check_out(out, inputs(run, split, target))
         result = run.evaluate(split, ranks, target, **({} if beam is None else {"beam": beam}))
         if ranks.leads:
             for note in run.task.notes:
                 print(note, file=sys.stderr)
             tell_scores(run, split, result, out, conditions(run, split, target, beam))
+
+
+def inputs(run: Run, split: str, target: str | None) -> Iterator[Path]:
+    """The files that an evaluation reads, those that the run has learned from, and those that it consists of."""
+    settings = run.settings.task
+    named = [getattr(settings, each.name) for each in fields(settings) if each.metadata.get("path")]
+    yield from (Path(each).expanduser() for each in (split, target, *named) if each is not None)
+    yield from map(Path, chain.from_iterable(read_data(run.path).values()))
+    yield from (run.path / name for name in ("run.toml", "tokenizer.json", "data.json", "metrics.jsonl"))
+    yield from (run.path / "checkpoints").rglob("*")
+
+
+def check_out(out: Path, read: Iterable[Path]) -> None:
+    """Refuse to write predictions, or the scores beside them, over one another or over what somebody else wrote."""
+    beside = out.with_suffix(".json") if out.name else out
+    if out.suffix.casefold() == ".json" or os.path.realpath(out) == os.path.realpath(beside):
+        raise UserError(
+            f"--out {out}: the scores are written to {beside}, and would take the place of the predictions; "
+            f"choose another ending, such as {out.with_suffix('.txt')}"
+        )
+    for path in read:
+        for file, what in ((out, "predictions"), (beside, f"scores, which go to {beside},")):
+            if is_same(file, path):
+                raise UserError(
+                    f"--out {out}: the {what} would take the place of {path}, which is read; choose another file"
+                )
+    if beside.is_file() and not holds_scores(beside):
+        raise UserError(
+            f"--out {out}: the scores would take the place of {beside}, which headway evaluate did not write; "
+            "move it away, or choose another name"
+        )
+
+
+def is_same(file: Path, other: Path) -> bool:
+    """Whether both are there, and are one."""
+    try:
+        return os.path.samefile(file, other)
+    except (OSError, ValueError):
+        return False
+
+
+def holds_scores(path: Path) -> bool:
+    """Whether a file is one that `write_predictions` leaves beside predictions."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and "step" in found and ("questions" in found or "sentences" in found)
 
 
 def conditions(run: Run, split: str, target: str | None = None, beam: int | None = None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import sys
@@ -14,6 +15,7 @@ import headway
 from headway.cli import run_command
 from headway.errors import RunError
 from headway.files import write_output
+from tests.test_bad_input import refused
 from tests.test_bad_pairs import SOURCES, tables
 
 Captured = pytest.CaptureFixture[str]
@@ -119,3 +121,50 @@ def test_the_file_that_standard_output_goes_to_is_not_replaced(
     lines = out.read_text().splitlines()
     assert lines[0] == "before" and lines[-1] == "after" and len(lines) == 2 + len(SOURCES)
     assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("x.json", "the scores are written to x.json, and would take the place of the predictions; choose another"),
+        ("x.JSON", "such as x.txt"),
+        ("round.out", "the scores are written to round.json, and would take the place of the predictions"),
+        ("source.de", "the predictions would take the place of source.de, which is read"),
+        ("target.en", "the predictions would take the place of target.en, which is read"),
+        ("link", "the predictions would take the place of target.en, which is read"),
+        ("{run}/../de.txt", "de.txt, which is read"),
+        ("{run}/run.toml", "run/run.toml, which is read"),
+        ("{run}/tokenizer.txt", "scores, which go to {run}/tokenizer.json, would take the place of"),
+        ("{run}/checkpoints/{step}/manifest.x", "manifest.json, which is read"),
+        ("package.txt", "would take the place of package.json, which headway evaluate did not write; move it away"),
+        ("notes.txt", "would take the place of notes.json, which headway evaluate did not write"),
+    ],
+)
+def test_what_is_read_or_was_written_by_others_is_never_overwritten(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, out: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("source.de").write_text("ein hund\n")
+    Path("target.en").write_text("a dog\n")
+    Path("link").symlink_to("target.en")
+    Path("round.out").symlink_to("round.json")
+    Path("package.json").write_text('{"name": "mine"}')
+    Path("notes.json").write_text("not even JSON")
+    step = next((trained / "checkpoints").iterdir()).name
+    out, message = (each.replace("{run}", str(trained)).replace("{step}", step) for each in (out, message))
+
+    def content() -> dict[Path, bytes]:
+        files = (*tmp_path.rglob("*"), *trained.parent.rglob("*"))
+        return {path: path.read_bytes() for path in files if path.is_file()}
+
+    before = content()
+    files = ("--split", "source.de", "--target", "target.en")
+    assert message in refused(capsys, "evaluate", trained, *files, "--out", out)
+    assert content() == before
+
+
+def test_predictions_may_be_written_again(evaluate: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "x.txt"
+    for _ in range(2):
+        assert run_command([*evaluate, "--out", str(out)]) == 0
+    assert json.loads((tmp_path / "x.json").read_text())["sentences"] == len(SOURCES)

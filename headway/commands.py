@@ -25,7 +25,7 @@ from headway.generation import Sampling
 from headway.ranks import joined, of_environment
 from headway.run import Run, load, own_directory, train
 from headway.tasks import LanguageModelling, QuestionAnswering, SequenceToSequence
-from headway.tasks.sequence_to_sequence import SPLITS
+from headway.tasks.sequence_to_sequence import SPLITS, WIDEST_BEAM
 from headway.text import load_tokenizer
 from headway.training.tensorboard import TensorBoard
 
@@ -107,9 +107,10 @@ def evaluate_command(
 ) -> None:
     with joined() as ranks:
         run = opened(path, device)
-        if beam is not None and not isinstance(run.task, SequenceToSequence):
+        if isinstance(run.task, SequenceToSequence):
+            check_beam(run.task, beam)
+        elif beam is not None:
             raise UserError(f"--beam {beam}: a run whose task is {run.settings.task.name} is not scored by beam search")
-        check_beam(beam, 1, 1)
         if out is not None and is_kept(out):
             check_out(out, inputs(run, split, target))
         result = run.evaluate(split, ranks, target, **({} if beam is None else {"beam": beam}))
@@ -244,7 +245,7 @@ def translate_lines(run: Run, groups: Iterable[list[Line]], beam: int | None, be
     """
     task = run.task
     assert isinstance(task, SequenceToSequence)
-    check_beam(beam, best, task.settings.beam)
+    check_beam(task, beam, best)
     for group in groups:
         fit, refusal = up_to_refusal(task, group)
         for line, written in zip(fit, run.translate([line.text for line in fit], beam, best), strict=True):
@@ -268,11 +269,17 @@ def up_to_refusal(task: SequenceToSequence, lines: list[Line]) -> tuple[list[Lin
     return lines, None
 
 
-def check_beam(beam: int | None, best: int, usual: int) -> None:
-    """Refuse a beam that holds nothing, or less than is to be shown."""
+def check_beam(task: SequenceToSequence, beam: int | None, best: int = 1) -> None:
+    """Refuse a beam that holds nothing, more than can be of use, or less than is to be shown."""
     if beam is not None and beam < 1:
         raise UserError(f"--beam {beam}: at least 1 is needed, which is greedy decoding")
-    width = usual if beam is None else beam
+    tokens = len(task.tokenizer)
+    widest = min(WIDEST_BEAM, tokens)
+    if beam is not None and beam > widest:
+        why = f" (the vocabulary has {tokens:,} tokens)" if tokens < WIDEST_BEAM else ""
+        own = f"leave it out for the run's own, {task.settings.beam} (task.beam)"
+        raise UserError(f"--beam {beam}: must be at most {widest:,}{why}; {own}")
+    width = task.settings.beam if beam is None else beam
     if best > width:
         raise UserError(f"--best {best}: a beam of {width} has no more than {width} to show; widen it with --beam")
 

@@ -35,6 +35,7 @@ from headway.text.plain import silent
 from headway.text.readers import read_parallel
 
 SPLITS = ("train", "dev", "test")
+WIDEST_BEAM = 1000  # hypotheses; time and memory grow with them
 SCORED_AT_ONCE = 64  # sentences whose loss is computed together
 
 
@@ -63,7 +64,7 @@ class SequenceToSequenceSettings:
     longest: int = setting(0, "most tokens a side; longer pairs are not learned; 0: what model.block holds", least=0)
     strict: bool = setting(False, "an empty line is an error; false: its pair is dropped, and the number said")
     label_smoothing: float = setting(0.0, "share of each target's probability spread evenly", least=0.0, below=1.0)
-    beam: int = setting(5, "hypotheses a sentence when the run is scored", least=1)
+    beam: int = setting(5, "hypotheses a sentence when the run is scored", least=1, most=WIDEST_BEAM)
     length_penalty: float = setting(0.6, "how much longer sentences are favoured in beam search")
     bleu: str = setting("auto", "how BLEU cuts words", choices=("auto", "13a", "zh", "char", "intl", "none"))
     errors: str = setting("strict", "what to do with bytes that are not UTF-8", choices=("strict", "replace"))

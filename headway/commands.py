@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from itertools import chain, count, takewhile
@@ -113,7 +113,11 @@ def evaluate_command(
             raise UserError(f"--beam {beam}: a run whose task is {run.settings.task.name} is not scored by beam search")
         if out is not None and is_kept(out):
             check_out(out, inputs(run, split, target))
-        result = run.evaluate(split, ranks, target, **({} if beam is None else {"beam": beam}))
+        with bar_of_rows(reporter() if ranks.leads else Reporter(), Path(split).name) as progress:
+            options: dict[str, Any] = {} if beam is None else {"beam": beam}
+            if isinstance(run.task, SequenceToSequence | QuestionAnswering):
+                options["progress"] = progress
+            result = run.evaluate(split, ranks, target, **options)
         if ranks.leads:
             for note in run.task.notes:
                 print(note, file=sys.stderr)
@@ -504,6 +508,21 @@ def data_get_command(name: str, out: Path | None, source: Path | None, sizes: di
         live = progress if isinstance(report, Terminal) else None  # elsewhere, a line a file says enough
         folder = catalog.get(name, out, source, say=report.say, progress=live, settings=settings)
     print(f"{name}: {folder}")
+
+
+@contextmanager
+def bar_of_rows(report: Reporter, name: str) -> Iterator[Callable[[int, int], None]]:
+    """A function of (rows done, rows to do) that shows progress, unless all is done at its first call."""
+    with ExitStack() as stack:
+        bars: list[Progress] = []
+
+        def progress(done: int, total: int) -> None:
+            if not bars and done < total:
+                bars.append(stack.enter_context(report.progress(f"{name}, rows", total, done)))
+            for bar in bars:
+                bar.update(done, {})
+
+        yield progress
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import sys
 import threading
@@ -13,10 +14,11 @@ import pytest
 
 import headway
 from headway.cli import run_command
+from headway.console import Lines
 from headway.errors import RunError
-from headway.files import write_output
+from headway.files import one_line, write_output
 from tests.test_bad_input import refused
-from tests.test_bad_pairs import SOURCES, tables
+from tests.test_bad_pairs import SOURCES, TARGETS, tables
 
 Captured = pytest.CaptureFixture[str]
 
@@ -168,3 +170,26 @@ def test_predictions_may_be_written_again(evaluate: list[str], tmp_path: Path) -
     for _ in range(2):
         assert run_command([*evaluate, "--out", str(out)]) == 0
     assert json.loads((tmp_path / "x.json").read_text())["sentences"] == len(SOURCES)
+
+
+@pytest.mark.parametrize("task", ["translation", "questions"])
+def test_a_long_evaluation_says_how_far_it_is(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, task: str
+) -> None:
+    """Row after row on standard error, up to the last; what is found is the same as in silence."""
+    monkeypatch.setattr("headway.commands.reporter", lambda: Lines(seconds=0))
+    run, count = trained, 200
+    (tmp_path / "rows.tsv").write_text("".join(f"{SOURCES[n % 6]}\t{TARGETS[n % 6]}\n" for n in range(count)))
+    if task == "questions":
+        model = {"width": 8, "layers": 1, "heads": 2, "block": 32}
+        answers = {"name": "question_answering", "questions": str(tmp_path / "rows.tsv"), "longest_answer": 2}
+        settings = {"task": answers, "model": model, "training": {"steps": 1, "batch_size": 2}}
+        run = headway.train(settings, tmp_path / "run").path
+    out = tmp_path / "out.txt"
+    assert run_command(["evaluate", str(run), "--split", str(tmp_path / "rows.tsv"), "--out", str(out)]) == 0
+    captured = capsys.readouterr()
+    done = [int(each) for each in re.findall(rf"^rows.tsv, rows: step (\d+)/{count}\b", captured.err, re.MULTILINE)]
+    assert len(done) > 1 and done == sorted(set(done)) and done[-1] == count
+    assert "step" not in captured.out
+    silent = headway.load(run).evaluate(str(tmp_path / "rows.tsv"))
+    assert out.read_text().splitlines() == [one_line(text) for text in silent["predictions"]]

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from itertools import chain, count, takewhile
@@ -24,13 +24,18 @@ from headway.files import as_json, is_kept, one_line, stream_at, write_lines, wr
 from headway.generation import Sampling
 from headway.ranks import joined, of_environment
 from headway.run import Run, load, own_directory, train
-from headway.tasks import LanguageModelling, QuestionAnswering, SequenceToSequence
+from headway.tasks import LanguageModelling, QuestionAnswering, SequenceToSequence, Task
 from headway.tasks.sequence_to_sequence import SPLITS, WIDEST_BEAM
 from headway.text import load_tokenizer
 from headway.training.tensorboard import TensorBoard
 
 TOGETHER = 256  # lines that are translated at once, at most
 ASSUMED_TOKENS = 256  # where nothing says how many a vocabulary has
+OPTIONS: dict[type[Task], tuple[str, ...]] = {  # of `predict`, those that mean something to one task alone
+    SequenceToSequence: ("beam", "best"),
+    QuestionAnswering: ("alternatives",),
+    LanguageModelling: ("limit", "temperature", "top_k", "top_p", "seed"),
+}
 UNLIKE = {  # what scores that stand in one table should have in common, and what to say where they do not
     "signature": "these BLEU scores are not computed alike",
     "sentences": "these scores are of different numbers of sentences",
@@ -297,16 +302,15 @@ def predict_command(
     beam: int | None,
     best: int,
     device: str,
+    given: Collection[str],
 ) -> None:
+    """Print what the run makes of each input; `given` are the names of the options that somebody typed."""
     run = opened(path, device)
+    check_options(run, given)
     groups = [[Line(number, "", text) for number, text in enumerate(inputs, 1)]] if inputs else standard_input()
     if isinstance(run.task, SequenceToSequence):
         translate_lines(run, groups, beam, best)
         return
-    if beam is not None or best > 1:
-        raise UserError(f"--beam and --best: a run whose task is {run.settings.task.name} has no beam search")
-    if not isinstance(run.task, QuestionAnswering | LanguageModelling):
-        raise UserError(f"{run.path}: a run whose task is {run.settings.task.name} makes no predictions")
     for _, place, text in chain.from_iterable(groups):
         try:
             if place and not text.strip():
@@ -317,6 +321,22 @@ def predict_command(
                 print_completion(text, run.complete(text, limit, sampling))
         except TextError as error:
             raise TextError(f"{place}{error}") from None
+
+
+def check_options(run: Run, given: Collection[str]) -> None:
+    """Refuse options that mean something to other tasks only."""
+    task = run.settings.task.name
+    own = next((names for kind, names in OPTIONS.items() if isinstance(run.task, kind)), None)
+    if own is None:
+        raise UserError(f"{run.path}: a run whose task is {task} makes no predictions")
+    idle = [name for name in chain.from_iterable(OPTIONS.values()) if name in given and name not in own]
+    if idle:
+        raise UserError(f"{spelled(idle)}: no meaning for a run whose task is {task}; its own options: {spelled(own)}")
+
+
+def spelled(options: Iterable[str]) -> str:
+    """Options as they are typed."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in options)
 
 
 def standard_input() -> Iterator[list[Line]]:

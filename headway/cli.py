@@ -107,7 +107,7 @@ def evaluate(
             metavar="FILE", help="What the lines of --split should become, line by line (sequence to sequence)."
         ),
     ] = None,
-    out: Annotated[Optional[Path], typer.Option(help="Where predictions go, one a line.")] = None,  # noqa: UP045
+    out: Annotated[Optional[Path], typer.Option(help="Where predictions go, one a line; - is standard output.")] = None,  # noqa: UP045
     beam: Beam = None,
     device: Device = "auto",
 ) -> None:
@@ -119,6 +119,7 @@ def evaluate(
 
 @app.command()
 def predict(
+    context: typer.Context,
     run: RunPath,
     inputs: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -128,9 +129,11 @@ def predict(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Most tokens to write (language models).")] = 300,
     temperature: Annotated[float, typer.Option(help="0 is greedy (language models).")] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Choose among the k likeliest tokens; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Choose among the likeliest tokens that hold this probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, max=SEEDS, help="Of the sampling.")] = 0,
+    top_k: Annotated[int, typer.Option(help="Choose among the k likeliest tokens; 0: all (language models).")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Choose among the likeliest tokens that hold this probability (language models).")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, max=SEEDS, help="Of the sampling (language models).")] = 0,
     alternatives: Annotated[int, typer.Option(min=0, help="Other answers to show (questions).")] = 3,
     beam: Beam = None,
     best: Annotated[
@@ -147,7 +150,15 @@ def predict(
     from headway.commands import predict_command
     from headway.generation import Sampling
 
-    predict_command(run, inputs, limit, Sampling(temperature, top_k, top_p, seed), alternatives, beam, best, device)
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    given = [name for name in context.params if is_given(context, name)]
+    predict_command(run, inputs, limit, sampling, alternatives, beam, best, device, given)
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether somebody typed an option, even if only to say what counts without it."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 @app.command()

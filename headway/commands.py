@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from headway.changes import read_data
 from headway.configuration import find, load_settings, recipe_names
 from headway.console import Progress, Reporter, Terminal, clock, reporter, scores
 from headway.data import catalog
 from headway.data.world import WorldSettings
 from headway.errors import DataError, Interrupted, Quit, TextError, UserError
-from headway.files import one_line, write_json, write_lines
+from headway.files import as_json, is_kept, one_line, stream_at, write_lines, write_output
 from headway.generation import Sampling
 from headway.ranks import joined, of_environment
 from headway.run import Run, load, own_directory, train
-from headway.tasks import LanguageModelling, QuestionAnswering, SequenceToSequence
-from headway.tasks.sequence_to_sequence import SPLITS
+from headway.tasks import LanguageModelling, QuestionAnswering, SequenceToSequence, Task
+from headway.tasks.sequence_to_sequence import SPLITS, WIDEST_BEAM
 from headway.text import load_tokenizer
 from headway.training.tensorboard import TensorBoard
 
 TOGETHER = 256  # lines that are translated at once, at most
 ASSUMED_TOKENS = 256  # where nothing says how many a vocabulary has
+OPTIONS: dict[type[Task], tuple[str, ...]] = {  # of `predict`, those that mean something to one task alone
+    SequenceToSequence: ("beam", "best"),
+    QuestionAnswering: ("alternatives",),
+    LanguageModelling: ("limit", "temperature", "top_k", "top_p", "seed"),
+}
 UNLIKE = {  # what scores that stand in one table should have in common, and what to say where they do not
     "signature": "these BLEU scores are not computed alike",
     "sentences": "these scores are of different numbers of sentences",
@@ -104,14 +112,69 @@ def evaluate_command(
 ) -> None:
     with joined() as ranks:
         run = opened(path, device)
-        if beam is not None and not isinstance(run.task, SequenceToSequence):
+        if isinstance(run.task, SequenceToSequence):
+            check_beam(run.task, beam)
+        elif beam is not None:
             raise UserError(f"--beam {beam}: a run whose task is {run.settings.task.name} is not scored by beam search")
-        check_beam(beam, 1, 1)
-        result = run.evaluate(split, ranks, target, **({} if beam is None else {"beam": beam}))
+        if out is not None and is_kept(out):
+            check_out(out, inputs(run, split, target))
+        with bar_of_rows(reporter() if ranks.leads else Reporter(), Path(split).name) as progress:
+            options: dict[str, Any] = {} if beam is None else {"beam": beam}
+            if isinstance(run.task, SequenceToSequence | QuestionAnswering):
+                options["progress"] = progress
+            result = run.evaluate(split, ranks, target, **options)
         if ranks.leads:
             for note in run.task.notes:
                 print(note, file=sys.stderr)
             tell_scores(run, split, result, out, conditions(run, split, target, beam))
+
+
+def inputs(run: Run, split: str, target: str | None) -> Iterator[Path]:
+    """The files that an evaluation reads, those that the run has learned from, and those that it consists of."""
+    settings = run.settings.task
+    named = [getattr(settings, each.name) for each in fields(settings) if each.metadata.get("path")]
+    yield from (Path(each).expanduser() for each in (split, target, *named) if each is not None)
+    yield from map(Path, chain.from_iterable(read_data(run.path).values()))
+    yield from (run.path / name for name in ("run.toml", "tokenizer.json", "data.json", "metrics.jsonl"))
+    yield from (run.path / "checkpoints").rglob("*")
+
+
+def check_out(out: Path, read: Iterable[Path]) -> None:
+    """Refuse to write predictions, or the scores beside them, over one another or over what somebody else wrote."""
+    beside = out.with_suffix(".json") if out.name else out
+    if out.suffix.casefold() == ".json" or os.path.realpath(out) == os.path.realpath(beside):
+        raise UserError(
+            f"--out {out}: the scores are written to {beside}, and would take the place of the predictions; "
+            f"choose another ending, such as {out.with_suffix('.txt')}"
+        )
+    for path in read:
+        for file, what in ((out, "predictions"), (beside, f"scores, which go to {beside},")):
+            if is_same(file, path):
+                raise UserError(
+                    f"--out {out}: the {what} would take the place of {path}, which is read; choose another file"
+                )
+    if beside.is_file() and not holds_scores(beside):
+        raise UserError(
+            f"--out {out}: the scores would take the place of {beside}, which headway evaluate did not write; "
+            "move it away, or choose another name"
+        )
+
+
+def is_same(file: Path, other: Path) -> bool:
+    """Whether both are there, and are one."""
+    try:
+        return os.path.samefile(file, other)
+    except (OSError, ValueError):
+        return False
+
+
+def holds_scores(path: Path) -> bool:
+    """Whether a file is one that `write_predictions` leaves beside predictions."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and "step" in found and ("questions" in found or "sentences" in found)
 
 
 def conditions(run: Run, split: str, target: str | None = None, beam: int | None = None) -> dict[str, Any]:
@@ -128,17 +191,22 @@ def conditions(run: Run, split: str, target: str | None = None, beam: int | None
 
 
 def tell_scores(run: Run, split: str, result: dict[str, Any], out: Path | None, given: dict[str, Any]) -> None:
-    """Print what an evaluation under the `given` conditions found, and write the predictions."""
+    """Print what an evaluation under the `given` conditions found, and write the predictions.
+
+    Where these go to standard output, they alone do.
+    """
     if not (result.get("questions") or result.get("sentences") or result.get("tokens")):
         raise UserError(f"{run.path}: {split}: nothing was held out to measure on; name a file with --split")
+    said = sys.stderr if out is not None and stream_at(out) is sys.stdout else sys.stdout
     shown = scores(result) or [f"{result['questions']} questions without answers (one column), so no accuracy"]
-    print(f"{run.path}: {split}: {', '.join(shown)}")
+    print(f"{run.path}: {split}: {', '.join(shown)}", file=said)
     for line in details(result):
-        print(f"  {line}")
+        print(f"  {line}", file=said)
     if "predictions" in result:
         target = out or run.path / "predictions" / f"{predictions_name(split)}.txt"
         write_predictions(run, result, target, given)
-        print(f"predictions written to {target}, scores to {target.with_suffix('.json')}")
+        if is_kept(target):
+            print(f"predictions written to {target}, scores to {target.with_suffix('.json')}", file=said)
     elif out is not None:
         raise UserError(f"--out {out}: this run's task makes no predictions to write")
 
@@ -151,10 +219,11 @@ def predictions_name(split: str) -> str:
 
 def write_predictions(run: Run, result: dict[str, Any], target: Path, given: dict[str, Any]) -> None:
     """The predictions of an evaluation, one a line; beside them its scores, the conditions it was `given`, and the step
-    of the weights."""
+    of the weights. Beside a device or a pipe there is nothing."""
     write_lines(target, result["predictions"])
-    kept = {key: each for key, each in result.items() if key != "predictions"}
-    write_json(target.with_suffix(".json"), {**kept, **given, "step": run.step})
+    if is_kept(target):
+        kept = {key: each for key, each in result.items() if key != "predictions"}
+        write_output(target.with_suffix(".json"), as_json({**kept, **given, "step": run.step}))
 
 
 def details(result: dict[str, Any]) -> Iterator[str]:
@@ -185,7 +254,7 @@ def translate_lines(run: Run, groups: Iterable[list[Line]], beam: int | None, be
     """
     task = run.task
     assert isinstance(task, SequenceToSequence)
-    check_beam(beam, best, task.settings.beam)
+    check_beam(task, beam, best)
     for group in groups:
         fit, refusal = up_to_refusal(task, group)
         for line, written in zip(fit, run.translate([line.text for line in fit], beam, best), strict=True):
@@ -209,11 +278,17 @@ def up_to_refusal(task: SequenceToSequence, lines: list[Line]) -> tuple[list[Lin
     return lines, None
 
 
-def check_beam(beam: int | None, best: int, usual: int) -> None:
-    """Refuse a beam that holds nothing, or less than is to be shown."""
+def check_beam(task: SequenceToSequence, beam: int | None, best: int = 1) -> None:
+    """Refuse a beam that holds nothing, more than can be of use, or less than is to be shown."""
     if beam is not None and beam < 1:
         raise UserError(f"--beam {beam}: at least 1 is needed, which is greedy decoding")
-    width = usual if beam is None else beam
+    tokens = len(task.tokenizer)
+    widest = min(WIDEST_BEAM, tokens)
+    if beam is not None and beam > widest:
+        why = f" (the vocabulary has {tokens:,} tokens)" if tokens < WIDEST_BEAM else ""
+        own = f"leave it out for the run's own, {task.settings.beam} (task.beam)"
+        raise UserError(f"--beam {beam}: must be at most {widest:,}{why}; {own}")
+    width = task.settings.beam if beam is None else beam
     if best > width:
         raise UserError(f"--best {best}: a beam of {width} has no more than {width} to show; widen it with --beam")
 
@@ -227,16 +302,15 @@ def predict_command(
     beam: int | None,
     best: int,
     device: str,
+    given: Collection[str],
 ) -> None:
+    """Print what the run makes of each input; `given` are the names of the options that somebody typed."""
     run = opened(path, device)
+    check_options(run, given)
     groups = [[Line(number, "", text) for number, text in enumerate(inputs, 1)]] if inputs else standard_input()
     if isinstance(run.task, SequenceToSequence):
         translate_lines(run, groups, beam, best)
         return
-    if beam is not None or best > 1:
-        raise UserError(f"--beam and --best: a run whose task is {run.settings.task.name} has no beam search")
-    if not isinstance(run.task, QuestionAnswering | LanguageModelling):
-        raise UserError(f"{run.path}: a run whose task is {run.settings.task.name} makes no predictions")
     for _, place, text in chain.from_iterable(groups):
         try:
             if place and not text.strip():
@@ -247,6 +321,22 @@ def predict_command(
                 print_completion(text, run.complete(text, limit, sampling))
         except TextError as error:
             raise TextError(f"{place}{error}") from None
+
+
+def check_options(run: Run, given: Collection[str]) -> None:
+    """Refuse options that mean something to other tasks only."""
+    task = run.settings.task.name
+    own = next((names for kind, names in OPTIONS.items() if isinstance(run.task, kind)), None)
+    if own is None:
+        raise UserError(f"{run.path}: a run whose task is {task} makes no predictions")
+    idle = [name for name in chain.from_iterable(OPTIONS.values()) if name in given and name not in own]
+    if idle:
+        raise UserError(f"{spelled(idle)}: no meaning for a run whose task is {task}; its own options: {spelled(own)}")
+
+
+def spelled(options: Iterable[str]) -> str:
+    """Options as they are typed."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in options)
 
 
 def standard_input() -> Iterator[list[Line]]:
@@ -438,6 +528,21 @@ def data_get_command(name: str, out: Path | None, source: Path | None, sizes: di
         live = progress if isinstance(report, Terminal) else None  # elsewhere, a line a file says enough
         folder = catalog.get(name, out, source, say=report.say, progress=live, settings=settings)
     print(f"{name}: {folder}")
+
+
+@contextmanager
+def bar_of_rows(report: Reporter, name: str) -> Iterator[Callable[[int, int], None]]:
+    """A function of (rows done, rows to do) that shows progress, unless all is done at its first call."""
+    with ExitStack() as stack:
+        bars: list[Progress] = []
+
+        def progress(done: int, total: int) -> None:
+            if not bars and done < total:
+                bars.append(stack.enter_context(report.progress(f"{name}, rows", total, done)))
+            for bar in bars:
+                bar.update(done, {})
+
+        yield progress
 
 
 @contextmanager

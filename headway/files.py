@@ -6,11 +6,13 @@ import errno
 import json
 import os
 import re
+import stat
+import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from headway.errors import RunError
 
@@ -45,16 +47,57 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def write_output(path: Path, text: str) -> None:
-    """Write a file the user asked for; what prevents it is the user's to mend."""
+def write_output(path: Path, data: str | bytes) -> None:
+    """Write what the user asked for to where `path` leads; what prevents it is the user's to mend.
+
+    A link is followed, and what it leads to is written whole or not at all. A device or a pipe takes the data as it
+    stands, and is never replaced by a file. `-` is standard output.
+    """
+    content = data.encode("utf-8") if isinstance(data, str) else data
+    if stream := stream_at(path):
+        stream.flush()
+        stream.buffer.write(content)
+        stream.buffer.flush()
+        return
     if path.is_dir() or not path.name:
         raise RunError(f"{path}: is a directory; name a file in it")
     try:
-        if path.parent != Path():
-            path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
+        if is_file_or_free(path):
+            place = Path(os.path.realpath(path))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(place, content)
+        else:
+            with open(path, "wb") as device:
+                device.write(content)
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error.strerror}); choose another file") from None
+
+
+def stream_at(path: Path) -> TextIO | None:
+    """Standard output or standard error, where `path` is another name of it: `-`, or what it was sent to."""
+    if str(path) == "-":
+        return sys.stdout
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # no such file, or a stream that is none
+            if os.path.samestat(os.stat(path), os.fstat(stream.fileno())):
+                return stream
+    return None
+
+
+def is_file_or_free(path: Path) -> bool:
+    """Whether a plain file stands where `path` leads, or nothing yet; not so for a device or a pipe."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return True
+
+
+def is_kept(path: Path) -> bool:
+    """Whether what is written to `path` becomes a file, which others may stand beside."""
+    try:
+        return stream_at(path) is None and is_file_or_free(path)
+    except OSError:
+        return True  # what is wrong with it is said when it is written
 
 
 def write_lines(path: Path, texts: Iterable[str]) -> None:
@@ -68,7 +111,11 @@ def one_line(text: str) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+    write_text(path, as_json(value))
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

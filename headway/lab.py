@@ -18,7 +18,7 @@ from typing import Any
 
 from headway.console import Reporter, program
 from headway.errors import RunError, UserError, nearest
-from headway.files import write_bytes, write_output, write_text
+from headway.files import write_output
 from headway.inspection.experiments import EXPERIMENTS, Experiment
 from headway.inspection.experiments.base import GREY, one_thread
 from headway.report.page import page, table
@@ -164,11 +164,8 @@ def in_256_colours(picture: io.BytesIO) -> bytes:
 
 def write_pictures(outcome: Outcome, out: Path) -> tuple[Path, Path]:
     png, svg = (out / name for name in picture_names([outcome.experiment]))
-    try:
-        write_bytes(png, outcome.png)
-        write_text(svg, outcome.svg)
-    except OSError as error:
-        raise RunError(f"{out}: cannot be written ({error.strerror}); choose another directory with --out") from None
+    write_output(png, outcome.png)
+    write_output(svg, outcome.svg)
     return png, svg
 
 

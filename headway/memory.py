@@ -26,13 +26,22 @@ class Rows(Protocol):
 
 Some = TypeVar("Some", bound=Rows)
 Result = TypeVar("Result")
+Progress = Callable[[int, int], None]  # of what is done, and of all there is
+
+
+def untold(done: int, total: int) -> None:
+    """Progress that nobody wants to hear of."""
 
 
 @dataclass
 class Room:
-    """How many rows are worked on at once: `rows` (None: all), and half as many each time memory runs out."""
+    """How many rows are worked on at once: `rows` (None: all), and half as many each time memory runs out.
+
+    `progress` is told how many rows are done, of how many, after each part.
+    """
 
     rows: int | None = None
+    progress: Progress = untold
 
     def each(self, work: Callable[[Some], Result], rows: Some) -> Iterator[Result]:
         """What `work` makes of the rows, part after part; what it makes of a row may not depend on those beside it."""
@@ -53,3 +62,4 @@ class Room:
                 continue  # only now, outside of the failed attempt, is what it held free
             yield result
             begin += len(part)
+            self.progress(begin, len(rows))

@@ -78,6 +78,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
             "model.kind = 'gpt': task, sequence_to_sequence, reads a source, which this model does not",
         ),
         (["task.beam=0"], "task.beam = 0: must be at least 1"),
+        (["task.beam=1001"], "task.beam = 1001: must be at most 1000"),
     ],
 )
 def test_pairs_that_cannot_be_learned_are_refused(
@@ -260,6 +261,8 @@ def test_an_argument_that_is_too_long_is_cut_and_said(spells_anything: Path, cap
     [
         (("predict", "--beam", 0, "ein hund"), "--beam 0: at least 1 is needed, which is greedy decoding"),
         (("predict", "--beam", 2, "--best", 3, "ein hund"), "--best 3: a beam of 2 has no more than 2 to show"),
+        (("predict", "--beam", 100_000, "ein hund"), "--beam 100000: must be at most"),
+        (("evaluate", "--beam", 100_000), "tokens); leave it out for the run's own, 2 (task.beam)"),
         (("evaluate", "--beam", 0), "--beam 0: at least 1 is needed, which is greedy decoding"),
         (("evaluate", "--split", "dev"), "nothing was held out to measure on; name a file with --split"),
         (("evaluate", "--split", "test"), "no test split"),
@@ -322,3 +325,11 @@ def test_what_is_dropped_of_a_table_is_said(spells_anything: Path, tmp_path: Pat
     assert run_command(["evaluate", str(copy), "--split", str(tmp_path / "more.tsv")]) == 0
     assert "more.tsv: 1 pair with an empty side dropped (line 2)" in capsys.readouterr().err
     assert (copy / "predictions" / "more.tsv.txt").read_text().count("\n") == 2
+
+
+def test_the_widest_beam_is_no_wider_than_the_vocabulary(spells_anything: Path, capsys: Captured) -> None:
+    """What the refusal names can be had, and nothing above it."""
+    widest = min(1000, len(headway.load(spells_anything).tokenizer))
+    assert run_command(["predict", str(spells_anything), "--beam", str(widest), "ein hund"]) == 0
+    message = refused(capsys, "predict", spells_anything, "--beam", widest + 1, "ein hund")
+    assert f"--beam {widest + 1}: must be at most {widest:,}" in message

@@ -324,6 +324,42 @@ def test_a_bad_line_of_standard_input_is_named(
     assert captured.out.startswith("the") and "caf" not in captured.out
 
 
+VALUES = {
+    "beam": 2,
+    "best": 2,
+    "alternatives": 3,
+    "limit": 300,
+    "temperature": 2.0,
+    "top-k": 3,
+    "top-p": 0.5,
+    "seed": 0,
+}
+
+
+@pytest.mark.parametrize("option", VALUES)
+def test_an_option_of_predict_means_something_to_one_task_and_is_refused_by_the_others(
+    answers: Path, text: Path, translations: list[Path], capsys: Captured, option: str
+) -> None:
+    """Also where its value is the one that counts without it."""
+    inputs = {answers: "Where was Ada born?", text: "the cat", translations[0]: "a b c"}
+    codes = []
+    for run, given in inputs.items():
+        extra = ["--beam", "2"] if option == "best" and run == translations[0] else []
+        codes.append(run_command(["predict", str(run), given, f"--{option}", str(VALUES[option]), *extra]))
+        captured = capsys.readouterr()
+        message = f"headway: --{option}: no meaning for a run whose task is {headway.load(run).settings.task.name}; its"
+        assert (message in captured.err and not captured.out) if codes[-1] else captured.out
+    assert sorted(codes) == [0, 2, 2]
+
+
+def test_every_option_without_a_meaning_is_named(translations: list[Path], capsys: Captured) -> None:
+    options = ["--limit", "5", "--top-k", "3", "--alternatives", "2", "--seed", "4", "--temperature", "2"]
+    assert run_command(["predict", str(translations[0]), "a b", *options]) == 2
+    message = capsys.readouterr().err
+    assert all(option in message.split(": no meaning")[0] for option in options[::2])
+    assert message.endswith("its own options: --beam, --best\n")
+
+
 def test_a_run_without_predictions_says_so(people: Path, capsys: Captured) -> None:
     run = train(people, {"name": "span_corruption", "corpus": str(people / "wiki.txt")})
     assert run_command(["predict", str(run), "Ada"]) == 2

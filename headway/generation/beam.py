@@ -24,7 +24,7 @@ from torch import Tensor
 
 from headway.errors import TextError, UserError
 from headway.generation.decode import PAD, check_prompts, prefill
-from headway.memory import Room
+from headway.memory import Progress, Room, untold
 from headway.models import CausalModel, DecoderState, Seq2SeqModel
 from headway.nn import Cache
 
@@ -92,11 +92,13 @@ def beam_search(
     begin: int = MARK,
     end: int = MARK,
     shortest: int = 0,
+    progress: Progress = untold,
 ) -> list[list[Hypothesis]]:
     """For each source its `best` targets of at least `shortest` tokens, the best first.
 
     A target begins after the token `begin` and ends with `end`. Sources of like length are searched together, `rows`
-    hypotheses at a time (chosen by the device where it is not given), or fewer where memory runs out.
+    hypotheses at a time (chosen by the device where it is not given), or fewer where memory runs out; `progress` is
+    told how many sources are done.
     """
     options = Beam(beam, limit, length_penalty, best, end, tuple({PAD, begin} - {end}), shortest)
     check_sources(sources, limit, int(model.settings.block))
@@ -108,7 +110,7 @@ def beam_search(
         state = model.start(padded, limit)
         return search(model.step(torch.full((len(some),), begin, device=device), state), state, model.step, options)
 
-    return by_length(model, searched, sources, beam, rows)
+    return by_length(model, searched, sources, beam, rows, progress)
 
 
 def beam_continue(
@@ -149,10 +151,12 @@ def by_length(
     sources: Sequence[Sequence[int]],
     beam: int,
     rows: int | None,
+    progress: Progress = untold,
 ) -> list[list[Hypothesis]]:
     """What is found for the sources, in their order, those of like length together."""
     order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
-    room = Room(max(1, (rows or (320 if next(model.parameters()).device.type == "cpu" else 5120)) // beam))
+    together = rows or (320 if next(model.parameters()).device.type == "cpu" else 5120)
+    room = Room(max(1, together // beam), progress)
     training = model.training
     model.eval()
     try:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headway.errors import TextError, UserError
 from headway.generation.sampling import GREEDY, Sampling
-from headway.memory import Room
+from headway.memory import Progress, Room, untold
 from headway.models import CausalModel
 from headway.nn import Cache
 
@@ -54,11 +54,12 @@ def generate(
     stop: Sequence[int] = (),
     sampling: Sampling = GREEDY,
     rows: int | None = None,
+    progress: Progress = untold,
 ) -> list[Continuation]:
     """At most `limit` tokens for each prompt, in the order of the prompts.
 
     Prompts of like length are decoded together, `rows` at a time (chosen by the device where it is not given), or
-    fewer where memory runs out.
+    fewer where memory runs out; `progress` is told how many prompts are done.
     """
     check_prompts(prompts, model.context)
 
@@ -74,7 +75,7 @@ def generate(
         return made
 
     by_length = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
-    room = Room(rows or (64 if next(model.parameters()).device.type == "cpu" else 1024))
+    room = Room(rows or (64 if next(model.parameters()).device.type == "cpu" else 1024), progress)
     found = [each for part in room.each(continued, by_length) for each in part]
     return [each for _, each in sorted(zip(by_length, found, strict=True), key=lambda pair: pair[0])]
 

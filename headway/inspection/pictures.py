@@ -17,7 +17,6 @@ from headway.files import write_output
 from headway.inspection.attention import capture_attention
 from headway.models import RNNSeq2Seq
 from headway.report.charts import weight_map
-from headway.report.comparison import write_picture
 from headway.report.page import svg_file
 from headway.run import Run
 from headway.tasks import SequenceToSequence
@@ -104,6 +103,6 @@ def write_map(picture: Map, out: Path) -> list[str]:
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
             drawn.savefig(buffer, format="png", dpi=150)
         pyplot.close(drawn)
-    write_picture(out, buffer.getvalue())
+    write_output(out, buffer.getvalue())
     way = "no font on this machine shows these characters, and boxes stand for them; write an .svg instead"
     return [f"{out}: {way}"] if broad and not fonts else []

@@ -12,7 +12,7 @@ from typing import Any
 
 from headway.console import clock, scores
 from headway.errors import UserError
-from headway.files import write_bytes
+from headway.files import write_output
 from headway.run import Run
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -109,7 +109,7 @@ def plot_comparison(runs: Sequence[Run], out: Path, split: str = "dev", scored: 
     buffer = io.BytesIO()
     picture.savefig(buffer, format=out.suffix.removeprefix("."), dpi=150)
     pyplot.close(picture)
-    write_picture(out, buffer.getvalue())
+    write_output(out, buffer.getvalue())
 
 
 def score_curve(run: Run) -> list[tuple[int, float]]:
@@ -125,11 +125,3 @@ def score_curve(run: Run) -> list[tuple[int, float]]:
 def draw(axes: Any, run: Run, points: Sequence[tuple[int, float]], **style: Any) -> None:
     """A line in the run's own colour, which is the same in every panel."""
     axes.plot(*(zip(*points, strict=True) if points else ([], [])), label=str(run.path) if points else None, **style)
-
-
-def write_picture(out: Path, data: bytes) -> None:
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(out, data)
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None

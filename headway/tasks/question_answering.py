@@ -21,6 +21,7 @@ from headway.data.catalog import resolve
 from headway.errors import DataError, TextError, UserError, nearest
 from headway.generation import best_alternatives, generate
 from headway.generation.decode import check_prompts
+from headway.memory import Progress, untold
 from headway.models import CausalModel
 from headway.ranks import ALONE, Ranks
 from headway.settings import REQUIRED, setting
@@ -156,11 +157,17 @@ class QuestionAnswering(Task):
         else:
             yield split, settings.read(split)
 
-    def evaluate(self, model: CausalModel, split: str = "dev", among: Ranks = ALONE) -> dict[str, Any]:
-        """Accuracy where the answers are known, and every prediction in the order of the questions."""
+    def evaluate(
+        self, model: CausalModel, split: str = "dev", among: Ranks = ALONE, progress: Progress = untold
+    ) -> dict[str, Any]:
+        """Accuracy where the answers are known, and every prediction in the order of the questions.
+
+        `progress` is told how many of this process's questions are answered.
+        """
         pairs = self.pairs(split)
         self.check(split, pairs)
-        answers = among.gather(self.answer(model, among.share([pair.source for pair in pairs])))
+        mine = among.share([pair.source for pair in pairs])
+        answers = among.gather(self.answer(model, mine, progress=progress))
         result: dict[str, Any] = {"questions": len(pairs), "predictions": [answer.text for answer in answers]}
         if pairs and all(pair.target is not None for pair in pairs):
             right = sum(answer.text == pair.target for answer, pair in zip(answers, pairs, strict=True))
@@ -173,7 +180,9 @@ class QuestionAnswering(Task):
         pairs = self.pairs(split)
         return answer, sum(pair.target == answer for pair in pairs) / max(1, len(pairs))
 
-    def answer(self, model: CausalModel, questions: Sequence[str], alternatives: int = 0) -> list[Answer]:
+    def answer(
+        self, model: CausalModel, questions: Sequence[str], alternatives: int = 0, progress: Progress = untold
+    ) -> list[Answer]:
         """The greedy answer to each question, with `alternatives` others where asked for."""
         prompts = []
         for question in questions:
@@ -182,7 +191,7 @@ class QuestionAnswering(Task):
             except TextError as error:
                 raise TextError(f"{question!r}: {error}") from None
         limit, stop = self.settings.longest_answer, [self.tokenizer.mask]
-        greedy = generate(model, prompts, limit, stop)
+        greedy = generate(model, prompts, limit, stop, progress=progress)
         others = (
             best_alternatives(model, prompts, alternatives + 1, limit, stop) if alternatives else [[]] * len(prompts)
         )

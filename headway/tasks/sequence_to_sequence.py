@@ -23,7 +23,7 @@ from headway.data.catalog import resolve
 from headway.errors import DataError, TextError, UserError, nearest
 from headway.files import one_line
 from headway.generation.beam import Hypothesis, beam_search
-from headway.memory import Room
+from headway.memory import Progress, Room, untold
 from headway.models import Seq2SeqModel
 from headway.ranks import ALONE, Ranks
 from headway.settings import REQUIRED, setting
@@ -35,6 +35,7 @@ from headway.text.plain import silent
 from headway.text.readers import read_parallel
 
 SPLITS = ("train", "dev", "test")
+WIDEST_BEAM = 1000  # hypotheses; time and memory grow with them
 SCORED_AT_ONCE = 64  # sentences whose loss is computed together
 
 
@@ -69,7 +70,7 @@ class SequenceToSequenceSettings:
     longest: int = setting(0, "most tokens a side; longer pairs are not learned; 0: what model.block holds", least=0)
     strict: bool = setting(False, "an empty line is an error; false: its pair is dropped, and the number said")
     label_smoothing: float = setting(0.0, "share of each target's probability spread evenly", least=0.0, below=1.0)
-    beam: int = setting(5, "hypotheses a sentence when the run is scored", least=1)
+    beam: int = setting(5, "hypotheses a sentence when the run is scored", least=1, most=WIDEST_BEAM)
     length_penalty: float = setting(0.6, "how much longer sentences are favoured in beam search")
     bleu: str = setting("auto", "how BLEU cuts words", choices=("auto", "13a", "zh", "char", "intl", "none"))
     errors: str = setting("strict", "what to do with bytes that are not UTF-8", choices=("strict", "replace"))
@@ -310,16 +311,18 @@ class SequenceToSequence(Task):
         among: Ranks = ALONE,
         beam: int | None = None,
         target: str | None = None,
+        progress: Progress = untold,
     ) -> dict[str, Any]:
         """BLEU, chrF, perplexity and the share of right next tokens; every prediction in the order of the sources.
 
         `split` is a split, a table, or a file of sources whose targets stand line by line in the file `target`.
+        `progress` is told how many of this process's sources are translated.
         """
         pairs = self.pairs(split, target)
         if not pairs:
             return {"sentences": 0, "predictions": []}
         mine = among.share(pairs)
-        written = self.translate(model, [pair.source for pair in mine], beam)
+        written = self.translate(model, [pair.source for pair in mine], beam, progress=progress)
         predictions = among.gather([each[0].text for each in written])
         references = [f"{pair.target}" for pair in pairs]
         cut = tokenizer_for(references) if self.settings.bleu == "auto" else self.settings.bleu
@@ -371,7 +374,12 @@ class SequenceToSequence(Task):
         return loss / max(1.0, tokens), right / max(1.0, tokens), int(tokens)
 
     def translate(
-        self, model: Seq2SeqModel, texts: Sequence[str], beam: int | None = None, best: int = 1
+        self,
+        model: Seq2SeqModel,
+        texts: Sequence[str],
+        beam: int | None = None,
+        best: int = 1,
+        progress: Progress = untold,
     ) -> list[list[Translation]]:
         """The `best` translations of each text, the best first, in the order of the texts; of nothing, nothing.
 
@@ -379,14 +387,19 @@ class SequenceToSequence(Task):
         """
         sources = [self.encode(text)[: self.block] if text.strip() else [] for text in texts]
         rows = [row for row, source in enumerate(sources) if source]
-        found = self.search(model, [sources[row] for row in rows], beam, best)
+        found = self.search(model, [sources[row] for row in rows], beam, best, progress)
         written = [[Translation("", 0.0, 0.0)] for _ in texts]
         for row, hypotheses in zip(rows, found, strict=True):
             written[row] = [self.translation(hypothesis) for hypothesis in hypotheses]
         return written
 
     def search(
-        self, model: Seq2SeqModel, sources: Sequence[Sequence[int]], beam: int | None = None, best: int = 1
+        self,
+        model: Seq2SeqModel,
+        sources: Sequence[Sequence[int]],
+        beam: int | None = None,
+        best: int = 1,
+        progress: Progress = untold,
     ) -> list[list[Hypothesis]]:
         """The `best` targets of each source, as tokens."""
         return beam_search(
@@ -399,6 +412,7 @@ class SequenceToSequence(Task):
             shortest=1,  # of something, something
             length_penalty=self.settings.length_penalty,
             best=best,
+            progress=progress,
         )
 
     @torch.inference_mode()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headway.data.catalog import resolve
 from headway.settings import setting
-from headway.tasks.sequence_to_sequence import SPLITS, SequenceToSequence
+from headway.tasks.sequence_to_sequence import SPLITS, WIDEST_BEAM, SequenceToSequence
 from headway.text import Notes, Pair, Tokenizer
 from headway.text.plain import silent
 from headway.text.readers import read_parallel
@@ -34,7 +34,7 @@ class ToySettings:
     rows: int = setting(20_000, "rows to learn from", least=1)
     held_out: int = setting(500, "rows of dev, and of test", least=1)
     label_smoothing: float = setting(0.0, "share of each target's probability spread evenly", least=0.0, below=1.0)
-    beam: int = setting(1, "hypotheses a row when the run is scored", least=1)
+    beam: int = setting(1, "hypotheses a row when the run is scored", least=1, most=WIDEST_BEAM)
     length_penalty: float = setting(0.6, "how much longer rows are favoured in beam search")
     seed: int = setting(0, "of the rows", least=0)
 

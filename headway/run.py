@@ -223,8 +223,8 @@ def train_in(
         if ranks.leads:
             sign(directory)
         report.say(
-            f"{directory}: {settings.model.kind} with {parameters:,} parameters, {len(tokenizer):,} "
-            f"{settings.tokenizer.kind} in the vocabulary, on {devices.describe(device)} ({why}){how}"
+            f"{directory}: {settings.model.kind} with {parameters:,} parameters, {len(tokenizer):,} tokens "
+            f"({settings.tokenizer.kind}), on {devices.describe(device)} ({why}){how}"
         )
         trainer = Trainer(
             model,

@@ -33,11 +33,12 @@ from headway.nn import (
     make_position,
 )
 from headway.nn.cache import SPARE
+from headway.nn.gelu import GELU
 from headway.settings import setting
 
 PAD = 0
 NORMS = {"post": PostNorm, "pre": PreNorm}
-ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
+ACTIVATIONS = {"relu": nn.ReLU, "gelu": GELU}
 Pair = tuple[Tensor, Tensor]  # keys and values, (B, H, S, K) each
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from headway.nn.attention import Attention
 from headway.nn.cache import LayerCache
 from headway.nn.dropout import Dropout
+from headway.nn.gelu import GELU
 
 
 class FeedForward(nn.Module):
@@ -18,7 +19,7 @@ class FeedForward(nn.Module):
     def __init__(self, width: int, hidden: int, activation: nn.Module | None = None) -> None:
         super().__init__()
         self.inner = nn.Linear(width, hidden)
-        self.activation = nn.GELU() if activation is None else activation
+        self.activation = GELU() if activation is None else activation
         self.output = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -56,7 +56,8 @@ class Captured(Engine):
         self.accumulate = max(1, accumulate)
         self.device = next(model.parameters()).device
         self.streams = streams
-        self.losses: Callable[..., Tensor] = InLowPrecision(model, precision).losses
+        self.copy = InLowPrecision(model, precision)
+        self.losses: Callable[..., Tensor] = self.copy.losses
         if compiled:
             self.losses = torch.compile(self.losses, fullgraph=True, dynamic=False, options=compiler_options())
         self.feed = Feed(streams, self.device)
@@ -92,7 +93,7 @@ class Captured(Engine):
                 self.graph = self.recorded(saved)
             except Exception as error:
                 self.optimizer.restore(saved)
-                self.optimizer.zero_grad()
+                self.forget_gradients()
                 if not is_out_of_memory(error):
                     raise CannotCapture(one_line(str(error))[:200] or type(error).__name__) from error
                 if 2 * self.accumulate > max(len(buffer.inputs) for buffer in self.buffers):
@@ -110,7 +111,7 @@ class Captured(Engine):
                 self.body()
         torch.cuda.current_stream().wait_stream(side)
         self.optimizer.restore(saved)
-        self.optimizer.zero_grad()
+        self.forget_gradients()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self.loss, self.norm, self.means = self.body()
@@ -119,7 +120,8 @@ class Captured(Engine):
     def body(self) -> tuple[Tensor, Tensor, Tensor]:
         """What is captured: from the buffers to the updated weights. Returns the loss, the norm of the gradient and
         every stream's mean loss a token, in the order of the buffers."""
-        self.optimizer.zero_grad()
+        self.forget_gradients()
+        self.copy.take_weights()
         total = torch.zeros((), device=self.device)
         means = []
         for buffer in self.buffers:
@@ -132,6 +134,7 @@ class Captured(Engine):
                 losses = self.losses(targets, *given, smoothing=smoothing)
                 loss = (losses * share).sum()
                 self.optimizer.backward(loss)
+                self.copy.give_gradients()
                 total = total + loss.detach()
                 rows.append(losses.detach().sum(1))
             means += buffer.means(torch.cat(rows), learned)
@@ -140,25 +143,59 @@ class Captured(Engine):
         self.optimizer.step_unless_infinite(norm)
         return total, norm, torch.stack(means)
 
+    def forget_gradients(self) -> None:
+        self.optimizer.zero_grad()
+        self.copy.forget_gradients()
+
 
 class InLowPrecision:
-    """The model with a 16-bit copy of its weights, made anew in every pass; gradients reach the float32 weights.
+    """The model with a 16-bit copy of its weights, taken anew in every step; gradients are added to the float32 ones.
 
     Activations have 16 bits throughout, which halves what the element-wise kernels have to move; norms and softmax
-    compute in float32 inside, and the loss is float32.
+    compute in float32 inside, and the loss is float32. All weights are copied by a few kernels, not by one for each.
     """
 
     def __init__(self, model: Model, precision: torch.dtype) -> None:
-        self.model, self.precision = model, precision
+        self.model = model
+        self.weights = dict(model.named_parameters())
+        self.copies = {
+            name: weight.detach().to(precision).requires_grad_(weight.requires_grad)
+            for name, weight in self.weights.items()
+            if precision != torch.float32
+        }
 
     def losses(self, targets: Tensor, *given: Tensor, smoothing: float) -> Tensor:
         return token_losses(self, targets, *given, smoothing=smoothing)
 
     def __call__(self, *given: Tensor) -> Tensor:
-        if self.precision == torch.float32:
-            return self.model(*given)
-        weights = {name: parameter.to(self.precision) for name, parameter in self.model.named_parameters()}
-        return functional_call(self.model, weights, given)
+        return functional_call(self.model, self.copies, given) if self.copies else self.model(*given)
+
+    @torch.no_grad()
+    def take_weights(self) -> None:
+        if self.copies:
+            torch._foreach_copy_(list(self.copies.values()), list(self.weights.values()))
+
+    @torch.no_grad()
+    def give_gradients(self) -> None:
+        """Add the copies' gradients to those of the weights; then the copies have none."""
+        given = [(self.weights[name], copy.grad) for name, copy in self.copies.items() if copy.grad is not None]
+        if not given:
+            return
+        fresh = [torch.empty_like(weight) for weight, _ in given]
+        torch._foreach_copy_(fresh, [gradient for _, gradient in given])
+        self.forget_gradients()
+        sums = []  # (what a weight has already, what comes to it)
+        for (weight, _), gradient in zip(given, fresh, strict=True):
+            if weight.grad is None:
+                weight.grad = gradient
+            else:
+                sums.append((weight.grad, gradient))
+        if sums:
+            torch._foreach_add_(*map(list, zip(*sums, strict=True)))
+
+    def forget_gradients(self) -> None:
+        for copy in self.copies.values():
+            copy.grad = None
 
 
 class Buffer:

@@ -202,6 +202,8 @@ def test_a_device_is_busy_while_one_kernel_runs_or_several() -> None:
         ("triton_per_fused_native_layer_norm_3", "norms and pointwise"),
         ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
         ("Memcpy DtoD (Device -> Device)", "copies"),
+        ("triton_poi_fused__to_copy_slice_view_19", "copies"),
+        ("triton_per_fused__to_copy_add_mul_native_layer_norm_native_layer_norm_backward_13", "norms and pointwise"),
         ("something_new", "other"),
     ],
 )

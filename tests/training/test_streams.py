@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch.func import functional_call
 
 import headway
 from headway.configuration import load_settings
@@ -16,7 +18,7 @@ from headway.training.engine import Plain
 from headway.training.loop import TrainingSettings, steps_at
 from headway.training.optimizer import build_optimizer
 from headway.training.order import Shuffled
-from headway.training.streams import Stream, by_length
+from headway.training.streams import Stream, by_length, token_losses
 from tests.conftest import tiny_gpt
 
 STREAMS = """
@@ -144,7 +146,8 @@ def test_what_a_gpu_captures_says_and_does_the_same_as_a_plain_step(accumulate: 
     engine = Captured.__new__(Captured)
     engine.model, engine.optimizer = captured, build_optimizer(captured, TrainingSettings())
     engine.clip, engine.accumulate, engine.device = 1.0, accumulate, torch.device("cpu")
-    engine.losses = InLowPrecision(captured, torch.float32).losses
+    engine.copy = InLowPrecision(captured, torch.float32)
+    engine.losses = engine.copy.losses
     engine.buffers = [Buffer(group, engine.device) for group in by_length(streams)]
     for buffer in engine.buffers:
         parts = zip(buffer.streams, buffer.inputs.split(buffer.rows), buffer.targets.split(buffer.rows), strict=True)
@@ -160,6 +163,26 @@ def test_what_a_gpu_captures_says_and_does_the_same_as_a_plain_step(accumulate: 
     assert (float(loss), float(norm)) == pytest.approx((float(done.loss), float(done.norm)), rel=1e-5)
     for one, other in zip(plain.parameters(), captured.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_gradients_reach_the_weights_through_their_16_bit_copies() -> None:
+    """As through a cast inside of the pass, to the last bit: after one pass and, added up, after two."""
+    cast, copied = tiny_gpt("rotary").float(), tiny_gpt("rotary").float()
+    copy = InLowPrecision(copied, torch.bfloat16)
+    with torch.no_grad():
+        for model in (cast, copied):
+            model.head.weight.mul_(3.0)  # after the copies were made: they are taken anew
+    copy.take_weights()
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        rows, targets = torch.randint(1, 19, (2, 3, 9))
+        in_pass = {name: weight.to(torch.bfloat16) for name, weight in cast.named_parameters()}
+        model = partial(functional_call, cast, in_pass)
+        token_losses(model, targets, (rows,), smoothing=0.0).sum().backward()
+        copy.losses(targets, rows, smoothing=0.0).sum().backward()
+        copy.give_gradients()
+        for one, other in zip(cast.parameters(), copied.parameters(), strict=True):
+            assert one.grad is not None and torch.equal(one.grad, other.grad)
 
 
 def test_a_step_without_a_finite_gradient_changes_no_weight() -> None:

@@ -128,10 +128,19 @@ def fit(found: list[Measured], start: scaling.Machine) -> scaling.Machine:
     """The constants that come nearest to what was measured, by relative squares; none is negative."""
     activation, logits, base = fit_memory(found, start)
     operations = [scaling.operations(each.model, each.work.tokens, each.work.length) for each in found]
-    operation, layer, update = fit_time(found, operations, start.ahead)
+    operation, element, entry, layer, update = fit_time(found, operations, start.ahead)
     fastest = max(count / each.seconds for count, each in zip(operations, found, strict=True))
-    rate = 1 / operation if operation else fastest  # where nothing was limited by it, it is no less than was seen
-    return replace(start, activation=activation, logits=logits, base=base, rate=rate, layer=layer, update=update)
+    return replace(
+        start,
+        activation=activation,
+        logits=logits,
+        base=base,
+        rate=1 / operation if operation else fastest,  # where nothing was limited by it, it is no less than was seen
+        element=element,
+        entry=entry,
+        layer=layer,
+        update=update,
+    )
 
 
 def fit_memory(found: list[Measured], start: scaling.Machine) -> np.ndarray:
@@ -140,28 +149,33 @@ def fit_memory(found: list[Measured], start: scaling.Machine) -> np.ndarray:
     without = [scaling.memory(each.model, each.work, fixed, 1, False) for each in found]
     gradient = np.array([need.gradients for need in without])
     hidden = np.array([need.total for need in without])
-    rows = [
-        [
-            each.work.tokens * scaling.layers(each.model) * scaling.width(each.model),
-            each.work.tokens * scaling.vocabulary(each.model),
-            1.0,
-        ]
-        for each in found
-    ]
-    seen = Side(np.array(rows), hidden - gradient)
+    rows = np.array([[*numbers(each), 1.0] for each in found])
     measured = np.array([each.memory for each in found])
-    return solve_larger(seen, Side(np.array(rows) * [0.0, 0.0, 1.0], hidden), measured, order=measured / hidden)
+    seen, unseen = Side(rows, hidden - gradient), Side(rows * [0.0, 0.0, 1.0], hidden)
+    return solve_larger(seen, unseen, measured, order=measured / hidden)
 
 
 def fit_time(found: list[Measured], operations: list[float], ahead: bool) -> np.ndarray:
-    """(seconds an operation, seconds a layer, seconds of the update for a parameter)."""
-    layers = [scaling.layers(each.model) for each in found]
-    rows = np.array([operations, layers, [parameter_count(each.model) for each in found]], dtype=float).T
-    measured = np.array([each.seconds for each in found])
+    """(seconds an operation, an element, an entry, a layer, and of the update for a parameter).
+
+    On a CPU elements and entries are not told from operations: arithmetic takes the time there.
+    """
+    rows = [
+        [count, *numbers(each), scaling.layers(each.model), parameter_count(each.model)]
+        for count, each in zip(operations, found, strict=True)
+    ]
+    table, measured = np.array(rows, dtype=float), np.array([each.seconds for each in found])
     if not ahead:
-        return solve(rows, measured, measured)
-    arithmetic, launches = Side(rows * [1.0, 0.0, 1.0], 0 * measured), Side(rows * [0.0, 1.0, 1.0], 0 * measured)
-    return solve_larger(arithmetic, launches, measured, order=rows[:, 0] / rows[:, 1])
+        return solve(table * [1.0, 0.0, 0.0, 1.0, 1.0], measured, measured)
+    computing, launching = table * [1.0, 1.0, 1.0, 0.0, 1.0], table * [0.0, 0.0, 0.0, 1.0, 1.0]
+    none = 0 * measured
+    return solve_larger(Side(computing, none), Side(launching, none), measured, order=table[:, 0] / table[:, 3])
+
+
+def numbers(each: Measured) -> tuple[float, float]:
+    """How many numbers the layers hand on from one to the next, and how many logits there are."""
+    tokens, model = each.work.tokens, each.model
+    return tokens * scaling.layers(model) * scaling.width(model), tokens * scaling.vocabulary(model)
 
 
 @dataclass
@@ -194,7 +208,8 @@ def solve_larger(first: Side, second: Side, measured: np.ndarray, order: np.ndar
 def solve(rows: np.ndarray, values: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """The x ≥ 0 with rows · x nearest to `values`, each difference divided by its `scale`."""
     matrix, wanted = rows / scale[:, None], values / scale
-    units = np.maximum(matrix.max(axis=0), 1e-300)  # columns of like size are solved more exactly
+    units = matrix.max(axis=0)  # columns of like size are solved more exactly
+    units[units == 0] = 1.0
     matrix = matrix / units
     best, least = np.zeros(matrix.shape[1]), float((wanted**2).sum())
     for count in range(1, len(best) + 1):

@@ -6,9 +6,11 @@
              + base                what the libraries take
              + tokens · (activation · layers · width + logits · vocabulary)          tokens of the largest piece
              one process, one piece: the larger of gradient and activations, not both; one grows as the other is let go
-    compute  Σ both(tokens · (6 P' + 6 · layers · width · T) / rate, layer · layers · pieces) + update · P
+    compute  Σ both(tokens · ((6 P' + 6 · layers · width · T) / rate + element · layers · width + entry · vocabulary),
+                    layer · layers · pieces) + update · P
              Σ over streams; both: the larger where the device computes while the next operations are launched (a GPU),
-             the sum where one waits for the other (a CPU)
+             the sum where one waits for the other (a CPU); products take the time of their arithmetic, what stands
+             between them (norms, GELU, softmax) the time in which its numbers are moved
     network  ddp:  2 · 4P · (N − 1)/N                      an all-reduce of float32 gradients
              fsdp: (b · (2P − root) · pieces + 4P) · (N − 1)/N
                                                            weights of b bytes are gathered for each piece, a block's
@@ -50,6 +52,8 @@ class Machine:
     logits: float  # bytes that a token keeps for an entry of the vocabulary
     bytes: int  # of a number in the matrix products: 2 for bfloat16, 4 for float32
     ahead: bool  # operations are launched ahead of the arithmetic, as on a GPU; a CPU does one after the other
+    element: float = 0.0  # seconds for what is not a product, of a token in a layer, a unit of width
+    entry: float = 0.0  # the same of a token for an entry of the vocabulary
     base: float = 0.0  # bytes that the libraries take, whatever the model
     measured: str = ""  # by which command, where
 
@@ -168,10 +172,11 @@ def duration(model: CausalModel, work: Work, machine: Machine, network: Network,
     """How long one of `size` devices takes for a step."""
     count = held(model.parameters(), 1)
     both = max if machine.ahead else sum
-    compute = sum(
-        both((operations(model, rows * length, length) / machine.rate, machine.layer * layers(model) * pieces))
-        for rows, length, pieces in work.shares(size)
-    )
+    between = machine.element * layers(model) * width(model) + machine.entry * vocabulary(model)
+    compute = 0.0
+    for rows, length, pieces in work.shares(size):
+        arithmetic = operations(model, rows * length, length) / machine.rate + rows * length * between
+        compute += both((arithmetic, machine.layer * layers(model) * pieces))
     compute += machine.update * (held(model.parameters(), size) if sharded else count)
     moved = 2 * FLOAT * count
     if sharded:

@@ -38,8 +38,20 @@ from headway.training.streams import Stream
 from tests.conftest import tiny_gpt
 
 LARGE = GPTSettings(width=2048, layers=18, heads=16, block=1024)
-DEVICE = Machine(80e9, rate=1e14, layer=1e-4, update=1e-12, activation=34.0, logits=8.0, bytes=2, ahead=True, base=5e7)
-CPU = replace(DEVICE, bytes=4, ahead=False)
+DEVICE = Machine(
+    memory=80e9,
+    rate=1e14,
+    layer=1e-4,
+    update=1e-12,
+    activation=34.0,
+    logits=8.0,
+    bytes=2,
+    ahead=True,
+    element=1e-10,
+    entry=1e-11,
+    base=5e7,
+)
+CPU = replace(DEVICE, bytes=4, ahead=False, element=0.0, entry=0.0)
 SIZE = 1024
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +68,7 @@ def script(path: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> Any:
+def bench() -> Any:
     return script(ROOT / "benchmarks" / "scaling.py")
 
 
@@ -230,13 +242,13 @@ class Alive(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 24])
-def test_a_step_lets_go_of_activations_as_its_gradient_grows(rows: int, benchmark: Any) -> None:
+def test_a_step_lets_go_of_activations_as_its_gradient_grows(rows: int, bench: Any) -> None:
     """Beside weights and state it never holds much more than the larger of both, as the model says."""
     model = GPTSettings(width=64, layers=8, heads=2, block=32, dropout=0.0).build(32)
-    stream = Stream("rows", benchmark.RandomRows(32, 32), rows, Shuffled(64, rows, 0), 0)
+    stream = Stream("rows", bench.RandomRows(32, 32), rows, Shuffled(64, rows, 0), 0)
     engine = Plain(model, [stream], build_optimizer(model, TrainingSettings()), 0, torch.float32, 1.0, accumulate=1)
     engine.step(0, 1.0)
-    gradient, activations = 4 * parameter_count(model), benchmark.kept(model, stream.batch(1), torch.float32)
+    gradient, activations = 4 * parameter_count(model), bench.kept(model, stream.batch(1), torch.float32)
     assert (gradient > activations) == (rows == 1)
     with Alive([*model.parameters(), *engine.optimizer.state().values()]) as alive:
         engine.step(1, 1.0)
@@ -273,7 +285,8 @@ def test_launches_run_ahead_of_the_arithmetic_on_a_gpu_alone() -> None:
             launches = pieces * 18 * layer
             for machine, both in ((DEVICE, max), (CPU, sum)):
                 found = seconds(replace(machine, layer=layer), Work(rows, 1024, pieces))
-                assert found == pytest.approx(both((rows * arithmetic, launches)) + update)
+                between = 1024 * (machine.element * 18 * 2048 + machine.entry * 50_304)
+                assert found == pytest.approx(both((rows * (arithmetic + between), launches)) + update)
     slow = replace(DEVICE, layer=1.0, update=0.0)
     assert seconds(slow, Work(64, 1024, 8), 16) == 4 * 18.0  # four rows a process are no more than four pieces
 
@@ -388,48 +401,55 @@ def test_the_tables_of_the_page_are_what_the_command_prints() -> None:
 # ---- the constants of a machine
 
 
-def measured(benchmark: Any, machine: Machine, noise: float = 0.0) -> list[Any]:
+def measured(bench: Any, machine: Machine, noise: float = 0.0) -> list[Any]:
     """What a machine with these constants would measure."""
     generator = torch.Generator().manual_seed(0)
     found = []
-    for name in benchmark.LARGE:
-        width, layers, heads, length, vocabulary, batches = benchmark.SIZES[name]
+    for name in bench.LARGE:
+        width, layers, heads, length, vocabulary, batches = bench.SIZES[name]
         model = scaling.blank(GPTSettings(width=width, layers=layers, heads=heads, block=length), vocabulary)
         for rows in batches:
             work = Work(rows, length)
             memory = scaling.memory(model, work, machine, 1, False).total
             seconds = scaling.duration(model, work, machine, Network(), 1, False).compute
             off = 1 + noise * (2 * torch.rand(2, generator=generator, dtype=torch.float64) - 1)
-            found.append(benchmark.Measured(name, model, work, memory * float(off[0]), seconds * float(off[1])))
+            found.append(bench.Measured(name, model, work, memory * float(off[0]), seconds * float(off[1])))
     return found
 
 
-MEASURABLE = Machine(1e11, 3e14, layer=4e-3, update=1e-11, activation=40.0, logits=12.0, bytes=2, ahead=True, base=7e7)
+def measurable(ahead: bool) -> Machine:
+    machine = replace(DEVICE, rate=6e14, layer=4e-3, update=1e-11, activation=40.0, logits=12.0, base=7e7, ahead=ahead)
+    return machine if ahead else replace(machine, element=0.0, entry=0.0)
+
+
 UNKNOWN = Machine(1e11, 1.0, 0.0, 0.0, 0.0, 0.0, bytes=2, ahead=True)
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-@pytest.mark.parametrize("activation", [40.0, 10.0])  # with 10, those of three of ten points are less than the gradient
-def test_a_fit_finds_the_constants_of_a_machine(benchmark: Any, ahead: bool, activation: float) -> None:
-    machine = replace(MEASURABLE, ahead=ahead, activation=activation, logits=activation / 4)
-    found = measured(benchmark, machine)
+@pytest.mark.parametrize(
+    "activation", [40.0, 10.0]
+)  # with 10, those of three of fourteen points are less than the gradient
+def test_a_fit_finds_the_constants_of_a_machine(bench: Any, ahead: bool, activation: float) -> None:
+    machine = replace(measurable(ahead), activation=activation, logits=activation / 4)
+    found = measured(bench, machine)
     hidden = sum(scaling.memory(each.model, each.work, machine, 1, False).activations == 0 for each in found)
     assert hidden == (1 if activation == 40.0 else 3)
+    without = replace(machine, layer=0.0, update=0.0)
     launched = sum(
-        scaling.operations(each.model, each.work.tokens, each.work.length) / machine.rate
+        scaling.duration(each.model, each.work, without, Network(), 1, False).compute
         < machine.layer * scaling.layers(each.model)
         for each in found
     )
     assert 0 < launched < len(found)  # of either kind
-    fitted = benchmark.fit(found, replace(UNKNOWN, ahead=ahead))
-    for name in ("activation", "logits", "base", "rate", "layer", "update"):
+    fitted = bench.fit(found, replace(UNKNOWN, ahead=ahead))
+    for name in ("activation", "logits", "base", "rate", "element", "entry", "layer", "update"):
         assert getattr(fitted, name) == pytest.approx(getattr(machine, name), rel=1e-6), name
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_a_fit_to_what_is_not_exact_stays_near(benchmark: Any, ahead: bool) -> None:
-    found = measured(benchmark, replace(MEASURABLE, ahead=ahead), noise=0.1)
-    fitted = benchmark.fit(found, replace(UNKNOWN, ahead=ahead))
+def test_a_fit_to_what_is_not_exact_stays_near(bench: Any, ahead: bool) -> None:
+    found = measured(bench, measurable(ahead), noise=0.1)
+    fitted = bench.fit(found, replace(UNKNOWN, ahead=ahead))
     for each in found:
         memory = scaling.memory(each.model, each.work, fitted, 1, False).total
         seconds = scaling.duration(each.model, each.work, fitted, Network(), 1, False).compute
@@ -438,10 +458,11 @@ def test_a_fit_to_what_is_not_exact_stays_near(benchmark: Any, ahead: bool) -> N
 
 
 @pytest.mark.parametrize("layer", [0.0, 1.0])
-def test_a_fit_to_one_kind_of_point_is_finite(benchmark: Any, layer: float) -> None:
+def test_a_fit_to_one_kind_of_point_is_finite(bench: Any, layer: float) -> None:
     """Where launches hide all arithmetic, the rate is the highest that was seen."""
-    found = measured(benchmark, replace(MEASURABLE, layer=layer, update=0.0, activation=0.0, logits=0.0))
-    fitted = benchmark.fit(found, UNKNOWN)
+    nothing = dict.fromkeys(("update", "activation", "logits", "element", "entry"), 0.0)
+    found = measured(bench, replace(measurable(True), layer=layer, **nothing))
+    fitted = bench.fit(found, UNKNOWN)
     assert fitted.layer == pytest.approx(layer, abs=1e-9) and fitted.activation == fitted.logits == 0.0
     seen = max(scaling.operations(each.model, each.work.tokens, each.work.length) / each.seconds for each in found)
     assert math.isfinite(fitted.rate) and fitted.rate == pytest.approx(seen)

@@ -235,7 +235,7 @@ def details(result: dict[str, Any]) -> Iterator[str]:
         yield f"exactly the reference: {result['exact']:.1%} of {result['sentences']:,} sentences"
     if "by_length" in result:
         parts = (f"{each['name']}: {each['bleu']:.1f} ({each['sentences']})" for each in result["by_length"])
-        yield f"BLEU by words of the source (sentences): {', '.join(parts)}"
+        yield f"BLEU by {result['length_in']} of the source (sentences): {', '.join(parts)}"
 
 
 class Line(NamedTuple):

@@ -46,15 +46,23 @@ def uncounted() -> Iterator[None]:
 
 
 class Estimate:
-    """How long the rest of `total` will take, at the pace of the last half minute or of the last two updates."""
+    """How long the rest of `total` will take, at the pace of the last half minute or of the last two updates.
+
+    Before the first update lies what is done once: reading, compiling. It counts only as long as nothing else is known,
+    and not at all if the update says that less than a hundredth is done.
+    """
 
     def __init__(self, total: int, done: int, window: float = 30.0) -> None:
         self.total, self.window = total, window
         self.began = working_time()
         self.marks = deque([(self.began, done)])
+        self.updates = 0
 
     def update(self, done: int) -> None:
         now = working_time()
+        if self.updates == 1:
+            self.marks.popleft()
+        self.updates += 1
         self.marks.append((now, done))
         while now - self.marks[1][0] >= self.window:
             self.marks.popleft()
@@ -68,7 +76,7 @@ class Estimate:
         (before, first), (after, last) = self.marks[0], self.marks[-1]
         if last >= self.total:
             return f"in {clock(after - self.began)}"
-        if last <= first:
+        if last <= first or (self.updates == 1 and 100 * (last - first) < self.total):
             return ""
         left = max(0.0, after - before) / (last - first) * (self.total - last)
         return f"{clock(left)} left"

@@ -63,11 +63,22 @@ def test_the_rest_takes_as_long_as_the_pace_says(clock: Clock, seconds: float) -
     assert estimate.words() == f"{console.clock(300 * seconds)} left"
 
 
+def test_what_is_done_once_at_the_start_is_not_taken_for_the_pace(clock: Clock) -> None:
+    estimate = Estimate(total=6000, done=0)
+    clock.now += 30  # compiling, and ten steps
+    estimate.update(10)
+    assert estimate.words() == ""  # not five hours
+    clock.now += 5
+    estimate.update(110)
+    assert estimate.words() == f"{console.clock(5890 * 0.05)} left"
+
+
 def test_a_change_of_pace_counts_after_the_window(clock: Clock) -> None:
     estimate = Estimate(total=100_000, done=0, window=30.0)
-    clock.now += 600  # compiling
-    estimate.update(10)
-    for done in range(20, 1020, 10):
+    for done in (10, 20):
+        clock.now += 600
+        estimate.update(done)
+    for done in range(30, 1020, 10):
         clock.now += 1.0
         estimate.update(done)
     assert estimate.words() == f"{console.clock((100_000 - 1010) / 10)} left"
@@ -127,8 +138,9 @@ def test_a_record_without_numbers_leaves_no_holes(clock: Clock) -> None:
 def test_the_live_line_shows_everything_at_any_width(clock: Clock, width: int) -> None:
     terminal, file = fake_terminal(width)
     with terminal.progress("pretraining", 15_000, 1_200) as progress:
-        clock.now += 4.0
-        progress.update(1_240, RECORD)
+        for done in (1_220, 1_240):
+            clock.now += 2.0
+            progress.update(done, RECORD)
     last = frames(file.getvalue())[-1]
     for fact in ("pretraining", "1,240/15,000", *FACTS, "22:56 left"):
         assert sum(fact in line for line in last) == 1, (fact, last)

@@ -43,13 +43,18 @@ def comparison_table(runs: Sequence[Run], split: str = "dev", scored: Scores | N
 
 
 def length_table(split: str, scored: Scores) -> str:
-    """BLEU by the words of the source, one row a run."""
+    """BLEU by the length of the source, one row a run."""
     names = length_names(scored)
     rows = []
     for path, found in scored.items():
         bleu = {each["name"]: f"{each['bleu']:.1f}" for each in found.get("by_length", ())}
         rows.append([str(path), *(bleu.get(name, "–") for name in names)])
-    return text_table([f"{split} BLEU by words of the source", *names], rows)
+    return text_table([f"{split} BLEU by {units(scored)} of the source", *names], rows)
+
+
+def units(scored: Scores) -> str:
+    """What lengths are counted in; in all runs the same, unless they read different languages."""
+    return " or ".join(sorted({found.get("length_in", "words") for found in scored.values()}, reverse=True))
 
 
 def length_names(scored: Scores) -> list[str]:
@@ -82,7 +87,7 @@ def plot_comparison(runs: Sequence[Run], out: Path, split: str = "dev", scored: 
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     metrics = list(dict.fromkeys(run.task.metric for run in runs))
     count = 1 + len(metrics) + bool(scored)
@@ -91,6 +96,8 @@ def plot_comparison(runs: Sequence[Run], out: Path, split: str = "dev", scored: 
         points = [(record["step"], record["loss"]) for record in run.metrics if "loss" in record]
         draw(losses, run, points, linewidth=1.2)
     losses.set(xlabel="step", ylabel="training loss a token", yscale="log")
+    losses.yaxis.set_major_formatter("{x:g}")  # 0.1 and 6, not 10⁻¹ and 6 × 10⁰
+    losses.yaxis.set_minor_formatter(ticker.LogFormatter(labelOnlyBase=False))
     for metric, axes in zip(metrics, panels, strict=False):
         for run in runs:
             draw(axes, run, score_curve(run) if run.task.metric == metric else [], marker="o")
@@ -100,7 +107,7 @@ def plot_comparison(runs: Sequence[Run], out: Path, split: str = "dev", scored: 
         for run in runs:
             buckets = scored.get(run.path, {}).get("by_length", ())
             draw(panels[-1], run, [(names.index(each["name"]), each["bleu"]) for each in buckets], marker="o")
-        panels[-1].set(xlabel="words of the source", ylabel=f"{split} BLEU", ylim=(0, None))
+        panels[-1].set(xlabel=f"{units(scored)} of the source", ylabel=f"{split} BLEU", ylim=(0, None))
         panels[-1].set_xticks(range(len(names)), names)
     for axes in (losses, *panels):
         axes.grid(alpha=0.3)

@@ -29,7 +29,7 @@ from headway.ranks import ALONE, Ranks
 from headway.settings import REQUIRED, setting
 from headway.tasks.base import IGNORE, Batch, Task
 from headway.tasks.corpus import Corpus
-from headway.tasks.translation_scores import by_length, corpus_scores, tokenizer_for
+from headway.tasks.translation_scores import by_length, corpus_scores, tokenizer_for, unit_of
 from headway.text import Notes, Pair, Tokenizer
 from headway.text.plain import silent
 from headway.text.readers import read_parallel
@@ -329,7 +329,8 @@ class SequenceToSequence(Task):
         rows = self.rows(mine, *self.settings.files(split, target))
         loss, right, tokens = self.teacher_forced(model, *rows, among)
         self.note_cut(split, among.total(self.count_cut(*rows)), len(pairs))
-        buckets = by_length([pair.source for pair in pairs], predictions, references, cut)
+        sources = [pair.source for pair in pairs]
+        buckets = by_length(sources, predictions, references, cut)
         return {
             "sentences": len(pairs),
             **corpus_scores(predictions, references, cut),
@@ -338,6 +339,7 @@ class SequenceToSequence(Task):
             "token_accuracy": right,
             "tokens": tokens,
             "by_length": [{"name": bucket.name, **asdict(bucket)} for bucket in buckets],
+            "length_in": unit_of(sources),
             "predictions": predictions,
         }
 

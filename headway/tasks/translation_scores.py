@@ -75,11 +75,21 @@ def count_words(text: str) -> int:
     return max(1, len(WITHOUT_SPACES.sub(" x ", text).split()))
 
 
+def unit_of(sources: Sequence[str]) -> str:
+    """What `count_words` counts in these texts for the most part."""
+    return "characters" if without_spaces("".join(sources[:1000])) else "words"
+
+
 def tokenizer_for(references: Sequence[str]) -> str:
     """How BLEU cuts these texts: 13a unless most letters are Han or kana; then `zh`, which parts Han alone, or `char`
     where there is kana to part too."""
     text = "".join(references[:1000])
-    letters, unspaced = len(re.findall(r"[^\W\d_]", text)), len(WITHOUT_SPACES.findall(text))
-    if unspaced <= letters / 2:
+    if not without_spaces(text):
         return "13a"
-    return "char" if len(re.findall(f"[{KANA}]", text)) > SOME_KANA * unspaced else "zh"
+    kana, unspaced = len(re.findall(f"[{KANA}]", text)), len(WITHOUT_SPACES.findall(text))
+    return "char" if kana > SOME_KANA * unspaced else "zh"
+
+
+def without_spaces(text: str) -> bool:
+    """Whether most letters are Han or kana."""
+    return 2 * len(WITHOUT_SPACES.findall(text)) > len(re.findall(r"[^\W\d_]", text))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headway.commands import details
 from headway.console import scores
-from headway.tasks.translation_scores import by_length, corpus_scores, count_words, tokenizer_for
+from headway.tasks.translation_scores import by_length, corpus_scores, count_words, tokenizer_for, unit_of
 
 ENGLISH = ["A dog runs over the grass.", "Two children play in a big park today.", "It rains, again."]
 WRITTEN = ["A dog runs on the grass.", "Two children play in the big park.", "It rains, again."]
@@ -56,6 +56,7 @@ def test_japanese_is_told_by_its_kana_and_cut_at_every_character() -> None:
 
 def test_words_are_counted_by_spaces_or_by_characters() -> None:
     assert [count_words(text) for text in ("a b  c", "我们去学校", "我用 Python 写", "", "。")] == [3, 5, 4, 1, 1]
+    assert (unit_of(ENGLISH), unit_of(CHINESE), unit_of([])) == ("words", "characters", "words")
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=12))

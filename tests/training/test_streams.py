@@ -165,10 +165,12 @@ def test_what_a_gpu_captures_says_and_does_the_same_as_a_plain_step(accumulate: 
         assert torch.allclose(one, other, atol=1e-5)
 
 
-def test_gradients_reach_the_weights_through_their_16_bit_copies() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_reach_the_weights_through_their_16_bit_copies(compiled: bool) -> None:
     """As through a cast inside of the pass, to the last bit: after one pass and, added up, after two."""
     cast, copied = tiny_gpt("rotary").float(), tiny_gpt("rotary").float()
     copy = InLowPrecision(copied, torch.bfloat16)
+    losses = torch.compile(copy.losses, fullgraph=True, dynamic=False, backend="aot_eager") if compiled else copy.losses
     with torch.no_grad():
         for model in (cast, copied):
             model.head.weight.mul_(3.0)  # after the copies were made: they are taken anew
@@ -179,7 +181,7 @@ def test_gradients_reach_the_weights_through_their_16_bit_copies() -> None:
         in_pass = {name: weight.to(torch.bfloat16) for name, weight in cast.named_parameters()}
         model = partial(functional_call, cast, in_pass)
         token_losses(model, targets, (rows,), smoothing=0.0).sum().backward()
-        copy.losses(targets, rows, smoothing=0.0).sum().backward()
+        losses(targets, rows, smoothing=0.0).sum().backward()
         copy.give_gradients()
         for one, other in zip(cast.parameters(), copied.parameters(), strict=True):
             assert one.grad is not None and torch.equal(one.grad, other.grad)

@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -251,7 +252,7 @@ def show(title: str, size: Size, rows: dict[str, Step], device: torch.device, st
         for name, step in rows.items():
             numbers = range(turn * (warm + steps), (turn + 1) * (warm + steps))
             turns[name].append(speed(step, device, numbers, warm))
-    middle = {name: sorted(each)[TURNS // 2] for name, each in turns.items()}
+    middle = {name: sorted(each, key=itemgetter(1))[TURNS // 2] for name, each in turns.items()}
     best = max(tokens for name, (_, tokens) in middle.items() if name.startswith("nanoGPT"))
     for name, (rate, tokens) in middle.items():
         print(f"{name:24}{rate:9.2f}{tokens:18,.0f}{rate * flops(size) / 1e12:9.1f}{tokens / best:8.2f} ×")

@@ -73,6 +73,15 @@ def test_what_is_done_once_at_the_start_is_not_taken_for_the_pace(clock: Clock) 
     assert estimate.words() == f"{console.clock(5890 * 0.05)} left"
 
 
+@pytest.mark.parametrize("before", [0, 5000])  # of a run that is resumed, what was done before says nothing
+def test_the_first_update_says_how_long_if_it_says_of_enough(clock: Clock, before: int) -> None:
+    for step, words in ((99, ""), (100, f"{console.clock((9900 - before) * 0.5)} left")):
+        estimate = Estimate(total=10_000, done=before)
+        clock.now += 50.0
+        estimate.update(before + step)
+        assert estimate.words() == words
+
+
 def test_a_change_of_pace_counts_after_the_window(clock: Clock) -> None:
     estimate = Estimate(total=100_000, done=0, window=30.0)
     for done in (10, 20):

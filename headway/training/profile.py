@@ -36,7 +36,7 @@ BESIDE = ("checkpoints", "evaluation")  # parts that come between steps
 
 KINDS = {  # of kernels, by their names; the first that fits
     "attention": r"flash|fmha|attention|attn|sdp",
-    "optimizer": r"adam|multi_tensor|foreach|lerp",
+    "optimizer": r"adam|lerp|(multi_tensor|foreach)(?!.*copyfunctor)",
     "matrix products": r"gemm|gemv|cublas|cutlass|nvjet|xmma|wgmma|matmul|split_?k|triton\w*_b?mm",
     "copies": r"memcpy|memset|cat(array|batched)|^(?!triton).*copy|triton_poi_fused__to_copy(_(cat|slice|t|view))*_\d",
     "norms and pointwise": r"triton|norm|elementwise|reduce|softmax|pointwise|fill|embedding|index|gather|scatter",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import sacrebleu
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from headway.commands import details
 from headway.console import scores
+from headway.report.comparison import length_table, plot_comparison
 from headway.tasks.translation_scores import by_length, corpus_scores, count_words, tokenizer_for, unit_of
 
 ENGLISH = ["A dog runs over the grass.", "Two children play in a big park today.", "It rains, again."]
@@ -57,6 +60,17 @@ def test_japanese_is_told_by_its_kana_and_cut_at_every_character() -> None:
 def test_words_are_counted_by_spaces_or_by_characters() -> None:
     assert [count_words(text) for text in ("a b  c", "我们去学校", "我用 Python 写", "", "。")] == [3, 5, 4, 1, 1]
     assert (unit_of(ENGLISH), unit_of(CHINESE), unit_of([])) == ("words", "characters", "words")
+
+
+def test_lengths_are_shown_in_what_they_are_counted_in(tmp_path: Path) -> None:
+    bucket = {"name": "1–8", "low": 1, "bleu": 30.0, "sentences": 5}
+    chinese, english = ({"by_length": [bucket], "length_in": unit_of(texts)} for texts in (CHINESE, ENGLISH))
+    assert list(details(chinese)) == ["BLEU by characters of the source (sentences): 1–8: 30.0 (5)"]
+    for found, words in (([chinese], "characters"), ([english], "words"), ([chinese, english], "words or characters")):
+        scored = {Path(str(number)): each for number, each in enumerate(found)}
+        assert length_table("test", scored).startswith(f"test BLEU by {words} of the source  1–8")
+        plot_comparison([], tmp_path / "plot.svg", "test", scored)
+        assert f"{words} of the source" in (tmp_path / "plot.svg").read_text()
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=12))

@@ -426,9 +426,7 @@ UNKNOWN = Machine(1e11, 1.0, 0.0, 0.0, 0.0, 0.0, bytes=2, ahead=True)
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-@pytest.mark.parametrize(
-    "activation", [40.0, 10.0]
-)  # with 10, those of three of fourteen points are less than the gradient
+@pytest.mark.parametrize("activation", [40.0, 10.0])  # with 10, those of three points are less than the gradient
 def test_a_fit_finds_the_constants_of_a_machine(bench: Any, ahead: bool, activation: float) -> None:
     machine = replace(measurable(ahead), activation=activation, logits=activation / 4)
     found = measured(bench, machine)
@@ -455,6 +453,11 @@ def test_a_fit_to_what_is_not_exact_stays_near(bench: Any, ahead: bool) -> None:
         seconds = scaling.duration(each.model, each.work, fitted, Network(), 1, False).compute
         assert memory == pytest.approx(each.memory, rel=0.2) and seconds == pytest.approx(each.seconds, rel=0.2)
     assert min(fitted.activation, fitted.logits, fitted.base, fitted.layer, fitted.update) >= 0
+
+
+def test_on_a_cpu_arithmetic_takes_the_time_of_elements_and_entries(bench: Any) -> None:
+    fitted = bench.fit(measured(bench, replace(measurable(True), ahead=False)), replace(UNKNOWN, ahead=False))
+    assert fitted.element == fitted.entry == 0.0
 
 
 @pytest.mark.parametrize("layer", [0.0, 1.0])

@@ -12,6 +12,7 @@ from torch.func import functional_call
 import headway
 from headway.configuration import load_settings
 from headway.errors import SettingsError
+from headway.models import GPT
 from headway.tasks.base import next_token_loss
 from headway.training.captured import Buffer, Captured, InLowPrecision
 from headway.training.engine import Plain
@@ -132,6 +133,22 @@ def test_a_buffer_gives_every_row_its_share_and_every_stream_its_mean() -> None:
     assert float((losses * buffer.shares(counts)).sum()) == pytest.approx(2.0 * expected[0])
 
 
+def uncaptured(model: GPT, streams: list[Stream], accumulate: int, copy: InLowPrecision) -> Captured:
+    """The engine on a CPU, with the batch of the first step in its buffers: all but the capture."""
+    engine = Captured.__new__(Captured)
+    engine.model, engine.optimizer = model, build_optimizer(model, TrainingSettings())
+    engine.clip, engine.accumulate, engine.device = 1.0, accumulate, torch.device("cpu")
+    engine.copy, engine.losses = copy, copy.losses
+    engine.buffers = [Buffer(group, engine.device) for group in by_length(streams)]
+    for buffer in engine.buffers:
+        parts = zip(buffer.streams, buffer.inputs.split(buffer.rows), buffer.targets.split(buffer.rows), strict=True)
+        for stream, inputs, targets in parts:
+            batch = stream.batch(0)
+            inputs[:, : batch.inputs.shape[1]] = batch.inputs
+            targets[:, : batch.inputs.shape[1]] = batch.targets
+    return engine
+
+
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
 def test_what_a_gpu_captures_says_and_does_the_same_as_a_plain_step(accumulate: int) -> None:
     """Its body is the same on a CPU; only capturing it needs a GPU."""
@@ -143,18 +160,7 @@ def test_what_a_gpu_captures_says_and_does_the_same_as_a_plain_step(accumulate: 
     ]
     done = Plain(plain, streams, build_optimizer(plain, TrainingSettings()), 0, torch.float32, 1.0).step(0, 1.0)
 
-    engine = Captured.__new__(Captured)
-    engine.model, engine.optimizer = captured, build_optimizer(captured, TrainingSettings())
-    engine.clip, engine.accumulate, engine.device = 1.0, accumulate, torch.device("cpu")
-    engine.copy = InLowPrecision(captured, torch.float32)
-    engine.losses = engine.copy.losses
-    engine.buffers = [Buffer(group, engine.device) for group in by_length(streams)]
-    for buffer in engine.buffers:
-        parts = zip(buffer.streams, buffer.inputs.split(buffer.rows), buffer.targets.split(buffer.rows), strict=True)
-        for stream, inputs, targets in parts:
-            batch = stream.batch(0)
-            inputs[:, : batch.inputs.shape[1]] = batch.inputs
-            targets[:, : batch.inputs.shape[1]] = batch.targets
+    engine = uncaptured(captured, streams, accumulate, InLowPrecision(captured, torch.float32))
     loss, norm, means = engine.body()
     names = [stream.name for buffer in engine.buffers for stream in buffer.streams]
     assert dict(zip(names, means.tolist(), strict=True)) == pytest.approx(
@@ -169,6 +175,8 @@ def test_what_a_gpu_captures_says_and_does_the_same_as_a_plain_step(accumulate: 
 def test_gradients_reach_the_weights_through_their_16_bit_copies(compiled: bool) -> None:
     """As through a cast inside of the pass, to the last bit: after one pass and, added up, after two."""
     cast, copied = tiny_gpt("rotary").float(), tiny_gpt("rotary").float()
+    for model in (cast, copied):
+        next(model.parameters()).requires_grad_(False)  # which none reach
     copy = InLowPrecision(copied, torch.bfloat16)
     losses = torch.compile(copy.losses, fullgraph=True, dynamic=False, backend="aot_eager") if compiled else copy.losses
     with torch.no_grad():
@@ -184,7 +192,41 @@ def test_gradients_reach_the_weights_through_their_16_bit_copies(compiled: bool)
         losses(targets, rows, smoothing=0.0).sum().backward()
         copy.give_gradients()
         for one, other in zip(cast.parameters(), copied.parameters(), strict=True):
-            assert one.grad is not None and torch.equal(one.grad, other.grad)
+            assert one.grad is other.grad is None if not one.requires_grad else torch.equal(one.grad, other.grad)
+
+
+class InPass(InLowPrecision):
+    """The same with a copy that is made by a cast in every pass."""
+
+    def __init__(self, model: GPT, precision: torch.dtype) -> None:
+        super().__init__(model, torch.float32)
+        self.precision = precision
+
+    def __call__(self, *given: torch.Tensor) -> torch.Tensor:
+        weights = {name: weight.to(self.precision) for name, weight in self.weights.items()}
+        return functional_call(self.model, weights, given)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_steps_with_16_bit_copies_are_those_with_a_cast_in_every_pass(accumulate: int, precision: torch.dtype) -> None:
+    """To the last bit, also after a pass that broke off."""
+    torch.manual_seed(0)
+    tables = [torch.randint(1, 19, (5, width)) for width in (9, 21)]
+    streams = [Stream(str(number), Rows(table), 4, Shuffled(5, 4, 0), 0) for number, table in enumerate(tables)]
+    models = [tiny_gpt("rotary").float(), tiny_gpt("rotary").float()]
+    engines = [
+        uncaptured(model, streams, accumulate, kind(model, precision))
+        for model, kind in zip(models, (InPass, InLowPrecision), strict=True)
+    ]
+    for _ in range(3):
+        for engine in engines:
+            buffer = engine.buffers[0]
+            engine.losses(buffer.targets, *buffer.given, smoothing=0.0).sum().backward()
+        (loss, norm, _), (other_loss, other_norm, _) = (engine.body() for engine in engines)
+        assert torch.equal(loss, other_loss) and torch.equal(norm, other_norm)
+        for one, other in zip(*(model.parameters() for model in models), strict=True):
+            assert torch.equal(one, other)
 
 
 def test_a_step_without_a_finite_gradient_changes_no_weight() -> None:

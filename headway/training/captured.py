@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -178,14 +178,15 @@ class InLowPrecision:
     @torch.no_grad()
     def give_gradients(self) -> None:
         """Add the copies' gradients to those of the weights; then the copies have none."""
-        given = [(self.weights[name], copy.grad) for name, copy in self.copies.items() if copy.grad is not None]
-        if not given:
+        reached = [name for name, copy in self.copies.items() if copy.grad is not None]
+        if not reached:
             return
-        fresh = [torch.empty_like(weight) for weight, _ in given]
-        torch._foreach_copy_(fresh, [gradient for _, gradient in given])
+        fresh = [torch.empty_like(self.weights[name]) for name in reached]
+        torch._foreach_copy_(fresh, [cast(Tensor, self.copies[name].grad) for name in reached])
         self.forget_gradients()
         sums = []  # (what a weight has already, what comes to it)
-        for (weight, _), gradient in zip(given, fresh, strict=True):
+        for name, gradient in zip(reached, fresh, strict=True):
+            weight = self.weights[name]
             if weight.grad is None:
                 weight.grad = gradient
             else:

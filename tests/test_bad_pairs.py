@@ -79,6 +79,8 @@ def typed(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
         ),
         (["task.beam=0"], "task.beam = 0: must be at least 1"),
         (["task.beam=1001"], "task.beam = 1001: must be at most 1000"),
+        (["task.length_penalty=1000"], "task.length_penalty = 1000: must be at most 10"),
+        (["task.length_penalty=-1000"], "task.length_penalty = -1000: must be at least -10"),
     ],
 )
 def test_pairs_that_cannot_be_learned_are_refused(

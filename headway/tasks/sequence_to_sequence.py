@@ -22,7 +22,7 @@ from torch import Tensor
 from headway.data.catalog import resolve
 from headway.errors import DataError, TextError, UserError, nearest
 from headway.files import one_line
-from headway.generation.beam import Hypothesis, beam_search
+from headway.generation.beam import STRONGEST, Hypothesis, beam_search
 from headway.memory import Progress, Room, untold
 from headway.models import Seq2SeqModel
 from headway.ranks import ALONE, Ranks
@@ -71,7 +71,9 @@ class SequenceToSequenceSettings:
     strict: bool = setting(False, "an empty line is an error; false: its pair is dropped, and the number said")
     label_smoothing: float = setting(0.0, "share of each target's probability spread evenly", least=0.0, below=1.0)
     beam: int = setting(5, "hypotheses a sentence when the run is scored", least=1, most=WIDEST_BEAM)
-    length_penalty: float = setting(0.6, "how much longer sentences are favoured in beam search")
+    length_penalty: float = setting(
+        0.6, "how much longer sentences are favoured in beam search", least=-STRONGEST, most=STRONGEST
+    )
     bleu: str = setting("auto", "how BLEU cuts words", choices=("auto", "13a", "zh", "char", "intl", "none"))
     errors: str = setting("strict", "what to do with bytes that are not UTF-8", choices=("strict", "replace"))
 

@@ -387,6 +387,16 @@ def test_compare_shows_a_table_and_writes_a_plot(
     assert "Warning" not in captured.err
 
 
+@pytest.mark.parametrize(("name", "shown"), [("_run", "./_run"), (r"$\wrong$", r"$\wrong$"), ("a<b", "a&lt;b")])
+def test_a_run_is_in_the_legend_whatever_its_name(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, shown: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(text, name)
+    assert run_command(["compare", name, "--out", "plot.svg"]) == 0
+    assert f"<!-- {shown} -->" in Path("plot.svg").read_text("utf-8")
+
+
 @pytest.fixture(scope="module")
 def translations(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two runs that translate."""

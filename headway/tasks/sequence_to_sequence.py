@@ -326,7 +326,7 @@ class SequenceToSequence(Task):
         mine = among.share(pairs)
         written = self.translate(model, [pair.source for pair in mine], beam, progress=progress)
         predictions = among.gather([each[0].text for each in written])
-        references = [f"{pair.target}" for pair in pairs]
+        references = [one_line(f"{pair.target}") for pair in pairs]  # as predictions are
         cut = tokenizer_for(references) if self.settings.bleu == "auto" else self.settings.bleu
         rows = self.rows(mine, *self.settings.files(split, target))
         loss, right, tokens = self.teacher_forced(model, *rows, among)

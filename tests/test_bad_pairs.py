@@ -104,6 +104,7 @@ def test_pairs_that_cannot_be_learned_are_refused(
         (("german", "english"), "table.tsv:1: no column 'german' in the header row"),
         (("de", "englisch"), "table.tsv:1: no column 'englisch' in the header row"),
         ((0, 2), "table.tsv:1: no column 2; there are 2, counted from 0"),
+        (("1", 1), "task.target_column: 1 is the source's column too; name the other side's"),
     ],
 )
 def test_columns_that_do_not_exist_are_refused(

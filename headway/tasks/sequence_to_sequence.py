@@ -83,7 +83,7 @@ class SequenceToSequenceSettings:
                 yield f"{name}_target", f"there are targets and no sources; name them as {name}"
         if (self.source_column is None) != (self.target_column is None):
             yield "source_column", "a table needs both columns: source_column and target_column"
-        if self.source_column is not None and self.source_column == self.target_column:
+        if self.source_column is not None and f"{self.source_column}" == f"{self.target_column}":
             yield "target_column", f"{self.target_column!r} is the source's column too; name the other side's"
         if self.source_column is not None and self.target:
             yield "target", "columns are of one table, and this is a second file; leave one of the two out"

@@ -132,7 +132,7 @@ def read_parallel(
 
     A pair with an empty side is dropped, and a note says how many were; with `strict` it is an error.
     """
-    if columns is not None and (isinstance(columns, str) or len(columns) != 2 or columns[0] == columns[1]):
+    if columns is not None and (isinstance(columns, str) or len(columns) != 2 or f"{columns[0]}" == f"{columns[1]}"):
         raise SettingsError([f"columns = {columns!r}: two different columns are wanted, the source's and the target's"])
     if target is None:
         rows = _parallel_table(source, columns, errors, say)

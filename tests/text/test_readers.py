@@ -607,7 +607,7 @@ def test_parallel_files_that_are_none():
     assert refusal(read_parallel, "trains.de", "train.de").startswith("trains.de: no such file")
 
 
-@pytest.mark.parametrize("columns", [("en",), ("en", "en"), ("en", "de", "fr"), "en", ()])
+@pytest.mark.parametrize("columns", [("en",), ("en", "en"), ("0", 0), ("en", "de", "fr"), "en", ()])
 def test_parallel_columns_are_two(columns):
     with pytest.raises(SettingsError, match="two different columns are wanted"):
         read_parallel(write("a.tsv", "en\tde\na\tb\n"), columns=columns)

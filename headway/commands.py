@@ -343,6 +343,8 @@ def spelled(options: Iterable[str]) -> str:
 
 def standard_input() -> Iterator[list[Line]]:
     """The lines of standard input, in groups as they come; one that is not UTF-8 is refused after those before it."""
+    if sys.stdin is None:  # a shell's <&-
+        raise UserError("standard input is closed; give what is to be read as arguments, or from a pipe or a file")
     if sys.stdin.isatty():
         print("one input a line; Ctrl-D ends", file=sys.stderr)
     numbers = count(1)

@@ -252,6 +252,15 @@ def test_a_line_comes_out_for_every_line_in(
     assert captured.err.count("standard input") == sum(len(line) > 100 for line in lines)
 
 
+def test_standard_input_that_is_closed_is_said(
+    spells_anything: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "standard input is closed; give what is to be read as arguments" in refused(
+        capsys, "predict", spells_anything
+    )
+
+
 def test_an_argument_that_is_too_long_is_cut_and_said(spells_anything: Path, capsys: Captured) -> None:
     capsys.readouterr()
     assert run_command(["predict", str(spells_anything), "das gras " * 9, "ein hund"]) == 0

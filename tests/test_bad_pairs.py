@@ -163,7 +163,7 @@ def test_a_line_that_is_refused_loses_none_before_it(
     assert run_command(["predict", str(run.path), "--beam", "1"]) == 2
     captured = capsys.readouterr()
     assert captured.out.count("\n") == before
-    assert captured.out.splitlines() == [each[0].text for each in run.translate([*map(bytes.decode, lines)], beam=1)]
+    assert captured.out.splitlines() == [each[0].text for each in run.translate(map(bytes.decode, lines), beam=1)]
     assert f"headway: standard input:{before + 1}: n" in captured.err  # never seen, not UTF-8
 
 

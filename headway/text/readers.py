@@ -364,6 +364,12 @@ def _parallel_table(path: str | Path, columns: Sequence[str | int] | None, error
         return _json_strings(path, _json_objects(path, errors, say), [str(key) for key in named], way)
     rows = _table(path, errors, say)
     if form == "csv" or columns:
+        line, header = rows[0]
+        if form == "csv" and len(header) == 1 and (found := [sign for sign in ";\t|" if sign in header[0]]):
+            raise DataError(
+                f"{path}:{line}: the columns of a .csv have commas between them, and these seem to have {found[0]!r}: "
+                f"{shown(header[0])}; save it with commas, or with tabs as a .tsv"
+            )
         try:
             return _selected(path, rows, named, say)
         except DataError as error:

@@ -652,6 +652,34 @@ def test_data_check_reports_every_file(tmp_path: Path, capsys: Captured) -> None
     assert "good.tsv: 1 questions with answers" in captured.out
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("pairs.csv", 'target, source\n"a dog, running",ein Hund\ngrass,das Gras\n,leer\n', 4),
+        ("pairs.jsonl", "".join(json.dumps({"source": s, "target": t}) + "\n" for s, t in (("ä", "b"), ("ç", ""))), 2),
+    ],
+)
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_data_check_knows_a_table_of_translations(
+    tmp_path: Path, capsys: Captured, name: str, content: str, line: int, packed: str
+) -> None:
+    file = tmp_path / f"{name}{packed}"
+    file.write_bytes(gzip.compress(content.encode()) if packed else content.encode())
+    assert run_command(["data", "check", str(file)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == f"{file}: 1 pair with an empty side dropped (line {line})\n"
+    told, source, target, *_ = captured.out.splitlines()
+    assert told == f"{file}: {line - 2 or 1} pair{'s' * (line > 3)}" and source.startswith("  source: ")
+    assert target.startswith("  target: ")
+
+
+def test_a_row_that_is_no_translation_is_named(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"source": "ein Hund", "target": "a dog"}\n{"source": "das Gras", "target": null}\n')
+    assert run_command(["data", "check", str(file)]) == 2
+    assert "pairs.jsonl:2: 'target' is null, where a string is wanted" in capsys.readouterr().err
+
+
 def test_data_check_reports_two_files_together(tmp_path: Path, capsys: Captured) -> None:
     source, target = tmp_path / "text.de", tmp_path / "text.en.gz"
     german = ["ein Hund", "der Park", "das", "Berlin", "ein Hund", ""]

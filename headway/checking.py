@@ -9,6 +9,7 @@ from pathlib import Path
 from headway.errors import DataError, UserError
 from headway.text import Pair, read_documents, read_pairs, read_parallel
 from headway.text.plain import counted
+from headway.text.readers import json_object, read_lines
 from headway.text.shards import Shards, has_shards
 
 
@@ -42,6 +43,8 @@ def describe_file(file: str, errors: str) -> str:
     if has_shards(file):
         return describe_shards(file)
     suffix = Path(file.removesuffix(".gz")).suffix
+    if {"source", "target"} <= column_names(file, suffix, errors):
+        return describe_translation(file, None, errors)
     try:
         pairs = read_pairs(file, errors=errors, say=say_aside) if suffix in (".tsv", ".csv", ".jsonl") else []
     except DataError:
@@ -54,6 +57,15 @@ def describe_file(file: str, errors: str) -> str:
     return f"{len(documents):,} lines, {describe_texts(documents)}"
 
 
+def column_names(file: str, suffix: str, errors: str) -> set[str]:
+    """What a .csv calls its columns, or a .jsonl those of its first object; nothing of other files."""
+    if suffix not in (".csv", ".jsonl"):
+        return set()
+    _, first = read_lines(file, errors=errors)[0]
+    names = json_object(first)[0] if suffix == ".jsonl" else first.split(",")
+    return {name.strip(' "') for name in names}
+
+
 def describe_texts(texts: list[str]) -> str:
     characters, distinct = sum(map(len, texts)), len(set().union(*texts))
     return (
@@ -61,14 +73,14 @@ def describe_texts(texts: list[str]) -> str:
     )
 
 
-def describe_translation(source: str, target: str, errors: str) -> str:
-    """How much is on each side of two files that agree line by line, and what looks odd."""
+def describe_translation(source: str, target: str | None, errors: str) -> str:
+    """How much is on each side of two files that agree line by line, or of one table, and what looks odd."""
     pairs = read_parallel(source, target, errors=errors, say=say_aside)
     return "\n  ".join(
         [
             counted(len(pairs), "pair"),
-            f"{source}: {describe_texts([pair.source for pair in pairs])}",
-            f"{target}: {describe_texts([f'{pair.target}' for pair in pairs])}",
+            f"{source if target else 'source'}: {describe_texts([pair.source for pair in pairs])}",
+            f"{target or 'target'}: {describe_texts([f'{pair.target}' for pair in pairs])}",
             *oddities(pairs),
         ]
     )

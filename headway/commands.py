@@ -116,7 +116,7 @@ def evaluate_command(
             check_beam(run.task, beam)
         elif beam is not None:
             raise UserError(f"--beam {beam}: a run whose task is {run.settings.task.name} is not scored by beam search")
-        if out is not None and is_kept(out):
+        if out is not None and (is_kept(out) or out.is_dir()):
             check_out(out, inputs(run, split, target))
         with bar_of_rows(reporter() if ranks.leads else Reporter(), Path(split).name) as progress:
             options: dict[str, Any] = {} if beam is None else {"beam": beam}
@@ -141,6 +141,8 @@ def inputs(run: Run, split: str, target: str | None) -> Iterator[Path]:
 
 def check_out(out: Path, read: Iterable[Path]) -> None:
     """Refuse to write predictions, or the scores beside them, over one another or over what somebody else wrote."""
+    if out.is_dir():
+        raise UserError(f"--out {out}: is a directory; name a file in it")
     beside = out.with_suffix(".json") if out.name else out
     if out.suffix.casefold() == ".json" or os.path.realpath(out) == os.path.realpath(beside):
         raise UserError(
@@ -341,6 +343,8 @@ def spelled(options: Iterable[str]) -> str:
 
 def standard_input() -> Iterator[list[Line]]:
     """The lines of standard input, in groups as they come; one that is not UTF-8 is refused after those before it."""
+    if sys.stdin is None:  # a shell's <&-
+        raise UserError("standard input is closed; give what is to be read as arguments, or from a pipe or a file")
     if sys.stdin.isatty():
         print("one input a line; Ctrl-D ends", file=sys.stderr)
     numbers = count(1)

@@ -126,14 +126,14 @@ class Run:
             raise UserError(f"{self.path}: this run's task is {self.settings.task.name}, it does not answer questions")
         return self.task.answer(self.model, [questions] if isinstance(questions, str) else questions, alternatives)
 
-    def translate(self, texts: str | Sequence[str], beam: int | None = None, best: int = 1) -> list[list[Translation]]:
+    def translate(self, texts: str | Iterable[str], beam: int | None = None, best: int = 1) -> list[list[Translation]]:
         """For each text its `best` translations, the best first, for a run that writes one text after reading another.
 
         `beam` hypotheses are followed side by side; 1 is greedy, and without it `task.beam` counts.
         """
         if not isinstance(self.task, SequenceToSequence):
             raise UserError(f"{self.path}: this run's task is {self.settings.task.name}, it does not translate")
-        return self.task.translate(self.model, [texts] if isinstance(texts, str) else texts, beam, best)
+        return self.task.translate(self.model, [texts] if isinstance(texts, str) else list(texts), beam, best)
 
     def complete(self, prompt: str, limit: int = 200, sampling: Sampling = GREEDY) -> Iterator[str]:
         """The continuation of `prompt`, piece by piece."""

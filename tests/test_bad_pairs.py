@@ -79,6 +79,8 @@ def typed(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
         ),
         (["task.beam=0"], "task.beam = 0: must be at least 1"),
         (["task.beam=1001"], "task.beam = 1001: must be at most 1000"),
+        (["task.length_penalty=1000"], "task.length_penalty = 1000: must be at most 10"),
+        (["task.length_penalty=-1000"], "task.length_penalty = -1000: must be at least -10"),
     ],
 )
 def test_pairs_that_cannot_be_learned_are_refused(
@@ -102,6 +104,7 @@ def test_pairs_that_cannot_be_learned_are_refused(
         (("german", "english"), "table.tsv:1: no column 'german' in the header row"),
         (("de", "englisch"), "table.tsv:1: no column 'englisch' in the header row"),
         ((0, 2), "table.tsv:1: no column 2; there are 2, counted from 0"),
+        (("1", 1), "task.target_column: 1 is the source's column too; name the other side's"),
     ],
 )
 def test_columns_that_do_not_exist_are_refused(
@@ -160,7 +163,7 @@ def test_a_line_that_is_refused_loses_none_before_it(
     assert run_command(["predict", str(run.path), "--beam", "1"]) == 2
     captured = capsys.readouterr()
     assert captured.out.count("\n") == before
-    assert captured.out.splitlines() == [each[0].text for each in run.translate([*map(bytes.decode, lines)], beam=1)]
+    assert captured.out.splitlines() == [each[0].text for each in run.translate(map(bytes.decode, lines), beam=1)]
     assert f"headway: standard input:{before + 1}: n" in captured.err  # never seen, not UTF-8
 
 
@@ -247,6 +250,15 @@ def test_a_line_comes_out_for_every_line_in(
     first = next(number for number, line in enumerate(lines, 1) if len(line) > 100)
     assert f"standard input:{first}: " in captured.err and "of which the model reads the first 16" in captured.err
     assert captured.err.count("standard input") == sum(len(line) > 100 for line in lines)
+
+
+def test_standard_input_that_is_closed_is_said(
+    spells_anything: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "standard input is closed; give what is to be read as arguments" in refused(
+        capsys, "predict", spells_anything
+    )
 
 
 def test_an_argument_that_is_too_long_is_cut_and_said(spells_anything: Path, capsys: Captured) -> None:

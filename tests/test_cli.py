@@ -387,6 +387,16 @@ def test_compare_shows_a_table_and_writes_a_plot(
     assert "Warning" not in captured.err
 
 
+@pytest.mark.parametrize(("name", "shown"), [("_run", "./_run"), (r"$\wrong$", r"$\wrong$"), ("a<b", "a&lt;b")])
+def test_a_run_is_in_the_legend_whatever_its_name(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, shown: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(text, name)
+    assert run_command(["compare", name, "--out", "plot.svg"]) == 0
+    assert f"<!-- {shown} -->" in Path("plot.svg").read_text("utf-8")
+
+
 @pytest.fixture(scope="module")
 def translations(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two runs that translate."""
@@ -640,6 +650,34 @@ def test_data_check_reports_every_file(tmp_path: Path, capsys: Captured) -> None
     assert f"{tmp_path / 'bad.tsv'}:2: 1 column where 2 are wanted" in captured.err
     assert "1 of 2 files cannot be used as they are" in captured.err
     assert "good.tsv: 1 questions with answers" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("pairs.csv", 'target, source\n"a dog, running",ein Hund\ngrass,das Gras\n,leer\n', 4),
+        ("pairs.jsonl", "".join(json.dumps({"source": s, "target": t}) + "\n" for s, t in (("ä", "b"), ("ç", ""))), 2),
+    ],
+)
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_data_check_knows_a_table_of_translations(
+    tmp_path: Path, capsys: Captured, name: str, content: str, line: int, packed: str
+) -> None:
+    file = tmp_path / f"{name}{packed}"
+    file.write_bytes(gzip.compress(content.encode()) if packed else content.encode())
+    assert run_command(["data", "check", str(file)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == f"{file}: 1 pair with an empty side dropped (line {line})\n"
+    told, source, target, *_ = captured.out.splitlines()
+    assert told == f"{file}: {line - 2 or 1} pair{'s' * (line > 3)}" and source.startswith("  source: ")
+    assert target.startswith("  target: ")
+
+
+def test_a_row_that_is_no_translation_is_named(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"source": "ein Hund", "target": "a dog"}\n{"source": "das Gras", "target": null}\n')
+    assert run_command(["data", "check", str(file)]) == 2
+    assert "pairs.jsonl:2: 'target' is null, where a string is wanted" in capsys.readouterr().err
 
 
 def test_data_check_reports_two_files_together(tmp_path: Path, capsys: Captured) -> None:

@@ -139,6 +139,7 @@ def test_the_file_that_standard_output_goes_to_is_not_replaced(
         ("{run}/tokenizer.txt", "scores, which go to {run}/tokenizer.json, would take the place of"),
         ("{run}/checkpoints/{step}/manifest.x", "manifest.json, which is read"),
         ("package.txt", "would take the place of package.json, which headway evaluate did not write; move it away"),
+        ("folder", "--out folder: is a directory; name a file in it"),
         ("notes.txt", "would take the place of notes.json, which headway evaluate did not write"),
     ],
 )
@@ -150,6 +151,7 @@ def test_what_is_read_or_was_written_by_others_is_never_overwritten(
     Path("target.en").write_text("a dog\n")
     Path("link").symlink_to("target.en")
     Path("round.out").symlink_to("round.json")
+    Path("folder").mkdir()
     Path("package.json").write_text('{"name": "mine"}')
     Path("notes.json").write_text("not even JSON")
     step = next((trained / "checkpoints").iterdir()).name
@@ -161,6 +163,7 @@ def test_what_is_read_or_was_written_by_others_is_never_overwritten(
 
     before = content()
     files = ("--split", "source.de", "--target", "target.en")
+    monkeypatch.setattr(headway.run.Run, "evaluate", None)  # it is known before anything is scored
     assert message in refused(capsys, "evaluate", trained, *files, "--out", out)
     assert content() == before
 

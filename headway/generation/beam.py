@@ -29,6 +29,7 @@ from headway.models import CausalModel, DecoderState, Seq2SeqModel
 from headway.nn import Cache
 
 MARK = 1
+STRONGEST = 10.0  # length penalty, in either direction: far beyond use, and no score leaves the range of numbers
 State = TypeVar("State", bound=DecoderState)
 
 
@@ -63,6 +64,11 @@ class Beam:
             raise UserError(f"the beam ({self.beam}) must hold at least 1 hypothesis; 1 is greedy decoding")
         if self.limit < 1:
             raise UserError(f"the number of tokens to generate ({self.limit}) must be at least 1")
+        if not -STRONGEST <= self.length_penalty <= STRONGEST:
+            raise UserError(
+                f"the length penalty ({self.length_penalty}) must be between {-STRONGEST:g} and {STRONGEST:g}; "
+                "0 is none, 0.6 usual"
+            )
         if not 1 <= self.best <= self.beam:
             raise UserError(
                 f"best ({self.best}) hypotheses of a beam of {self.beam}: ask for 1 to {self.beam}, or widen the beam"

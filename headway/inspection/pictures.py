@@ -23,6 +23,8 @@ from headway.tasks import SequenceToSequence
 from headway.text import Tokenizer
 
 PICTURES = (".svg", ".png")
+CELL, LONGEST = 0.32, 40.0  # inches of a .png: a side of a cell, and at most all cells of a side
+UNSEEN = {code: 0x2400 + code for code in range(32)} | {0x7F: 0x2421, 0xFFFE: 0xFFFD, 0xFFFF: 0xFFFD}
 EAST_ASIAN = ("Noto Sans CJK SC", "Source Han Sans SC", "WenQuanYi", "Microsoft YaHei", "PingFang SC", "SimHei")
 
 
@@ -67,8 +69,11 @@ def attention_map(run: Run, text: str, target: str | None = None) -> Map:
 
 
 def names(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Tokens as they may stand beside a row: without the space in front, and a mere space as ␣."""
-    return [tokenizer.decode([token], specials=True).strip() or "␣" for token in tokens]
+    """Tokens as they may stand beside a row: without the space in front, and a mere space as ␣.
+
+    A control character is shown by its picture: SVG may not hold it, and nobody would see it.
+    """
+    return [tokenizer.decode([token], specials=True).strip().translate(UNSEEN) or "␣" for token in tokens]
 
 
 def require_picture(out: Path) -> None:
@@ -91,12 +96,14 @@ def write_map(picture: Map, out: Path) -> list[str]:
     installed = [font.name for font in font_manager.fontManager.ttflist]
     fonts = [name for wanted in EAST_ASIAN for name in installed if name.startswith(wanted)] if broad else []
     full = [[*row, *[float("nan")] * (len(picture.columns) - len(row))] for row in picture.weights]
-    size = 1.5 + 0.32 * len(picture.columns), 1.5 + 0.32 * len(picture.rows)
-    with matplotlib.rc_context({"font.family": [*fonts[:1], "DejaVu Sans"]}):
+    cell = min(CELL, LONGEST / max(len(picture.columns), len(picture.rows)))
+    letters = 9 * cell / CELL
+    size = 1.5 + cell * len(picture.columns), 1.5 + cell * len(picture.rows)
+    with matplotlib.rc_context({"font.family": [*fonts[:1], "DejaVu Sans"], "text.parse_math": False}):
         drawn, axes = pyplot.subplots(figsize=size, layout="constrained")
         axes.imshow(full, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-        axes.set_xticks(range(len(picture.columns)), picture.columns, rotation=90, fontsize=9)
-        axes.set_yticks(range(len(picture.rows)), picture.rows, fontsize=9)
+        axes.set_xticks(range(len(picture.columns)), picture.columns, rotation=90, fontsize=letters)
+        axes.set_yticks(range(len(picture.rows)), picture.rows, fontsize=letters)
         axes.set(xlabel=picture.across, ylabel=picture.down)
         buffer = io.BytesIO()
         with warnings.catch_warnings():
@@ -104,5 +111,9 @@ def write_map(picture: Map, out: Path) -> list[str]:
             drawn.savefig(buffer, format="png", dpi=150)
         pyplot.close(drawn)
     write_output(out, buffer.getvalue())
-    way = "no font on this machine shows these characters, and boxes stand for them; write an .svg instead"
-    return [f"{out}: {way}"] if broad and not fonts else []
+    notes = []
+    if broad and not fonts:
+        notes.append("no font on this machine shows these characters, and boxes stand for them; write an .svg instead")
+    if cell < CELL:
+        notes.append(f"{len(picture.rows)} by {len(picture.columns)} tokens are drawn small; write an .svg instead")
+    return [f"{out}: {note}" for note in notes]

@@ -132,4 +132,10 @@ def score_curve(run: Run) -> list[tuple[int, float]]:
 
 def draw(axes: Any, run: Run, points: Sequence[tuple[int, float]], **style: Any) -> None:
     """A line in the run's own colour, which is the same in every panel."""
-    axes.plot(*(zip(*points, strict=True) if points else ([], [])), label=str(run.path) if points else None, **style)
+    axes.plot(*(zip(*points, strict=True) if points else ([], [])), label=legend_name(run) if points else None, **style)
+
+
+def legend_name(run: Run) -> str:
+    """The path of a run as a legend shows it: a dollar begins no formula there, and a leading _ does not hide it."""
+    name = str(run.path).replace("$", r"\$")
+    return f"./{name}" if name.startswith("_") else name

@@ -22,7 +22,7 @@ from torch import Tensor
 from headway.data.catalog import resolve
 from headway.errors import DataError, TextError, UserError, nearest
 from headway.files import one_line
-from headway.generation.beam import Hypothesis, beam_search
+from headway.generation.beam import STRONGEST, Hypothesis, beam_search
 from headway.memory import Progress, Room, untold
 from headway.models import Seq2SeqModel
 from headway.ranks import ALONE, Ranks
@@ -71,7 +71,9 @@ class SequenceToSequenceSettings:
     strict: bool = setting(False, "an empty line is an error; false: its pair is dropped, and the number said")
     label_smoothing: float = setting(0.0, "share of each target's probability spread evenly", least=0.0, below=1.0)
     beam: int = setting(5, "hypotheses a sentence when the run is scored", least=1, most=WIDEST_BEAM)
-    length_penalty: float = setting(0.6, "how much longer sentences are favoured in beam search")
+    length_penalty: float = setting(
+        0.6, "how much longer sentences are favoured in beam search", least=-STRONGEST, most=STRONGEST
+    )
     bleu: str = setting("auto", "how BLEU cuts words", choices=("auto", "13a", "zh", "char", "intl", "none"))
     errors: str = setting("strict", "what to do with bytes that are not UTF-8", choices=("strict", "replace"))
 
@@ -81,7 +83,7 @@ class SequenceToSequenceSettings:
                 yield f"{name}_target", f"there are targets and no sources; name them as {name}"
         if (self.source_column is None) != (self.target_column is None):
             yield "source_column", "a table needs both columns: source_column and target_column"
-        if self.source_column is not None and self.source_column == self.target_column:
+        if self.source_column is not None and f"{self.source_column}" == f"{self.target_column}":
             yield "target_column", f"{self.target_column!r} is the source's column too; name the other side's"
         if self.source_column is not None and self.target:
             yield "target", "columns are of one table, and this is a second file; leave one of the two out"
@@ -324,7 +326,7 @@ class SequenceToSequence(Task):
         mine = among.share(pairs)
         written = self.translate(model, [pair.source for pair in mine], beam, progress=progress)
         predictions = among.gather([each[0].text for each in written])
-        references = [f"{pair.target}" for pair in pairs]
+        references = [one_line(f"{pair.target}") for pair in pairs]  # as predictions are
         cut = tokenizer_for(references) if self.settings.bleu == "auto" else self.settings.bleu
         rows = self.rows(mine, *self.settings.files(split, target))
         loss, right, tokens = self.teacher_forced(model, *rows, among)

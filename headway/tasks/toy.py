@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headway.data.catalog import resolve
+from headway.generation.beam import STRONGEST
 from headway.settings import setting
 from headway.tasks.sequence_to_sequence import SPLITS, WIDEST_BEAM, SequenceToSequence
 from headway.text import Notes, Pair, Tokenizer
@@ -35,7 +36,9 @@ class ToySettings:
     held_out: int = setting(500, "rows of dev, and of test", least=1)
     label_smoothing: float = setting(0.0, "share of each target's probability spread evenly", least=0.0, below=1.0)
     beam: int = setting(1, "hypotheses a row when the run is scored", least=1, most=WIDEST_BEAM)
-    length_penalty: float = setting(0.6, "how much longer rows are favoured in beam search")
+    length_penalty: float = setting(
+        0.6, "how much longer rows are favoured in beam search", least=-STRONGEST, most=STRONGEST
+    )
     seed: int = setting(0, "of the rows", least=0)
 
     source = "toy"  # where the rows come from, in messages

@@ -132,7 +132,7 @@ def read_parallel(
 
     A pair with an empty side is dropped, and a note says how many were; with `strict` it is an error.
     """
-    if columns is not None and (isinstance(columns, str) or len(columns) != 2 or columns[0] == columns[1]):
+    if columns is not None and (isinstance(columns, str) or len(columns) != 2 or f"{columns[0]}" == f"{columns[1]}"):
         raise SettingsError([f"columns = {columns!r}: two different columns are wanted, the source's and the target's"])
     if target is None:
         rows = _parallel_table(source, columns, errors, say)
@@ -364,6 +364,12 @@ def _parallel_table(path: str | Path, columns: Sequence[str | int] | None, error
         return _json_strings(path, _json_objects(path, errors, say), [str(key) for key in named], way)
     rows = _table(path, errors, say)
     if form == "csv" or columns:
+        line, header = rows[0]
+        if form == "csv" and len(header) == 1 and (found := [sign for sign in ";\t|" if sign in header[0]]):
+            raise DataError(
+                f"{path}:{line}: the columns of a .csv have commas between them, and these seem to have {found[0]!r}: "
+                f"{shown(header[0])}; save it with commas, or with tabs as a .tsv"
+            )
         try:
             return _selected(path, rows, named, say)
         except DataError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from headway.errors import TextError, UserError
 from headway.generation import beam_continue, beam_search, generate
-from headway.generation.beam import Beam
+from headway.generation.beam import STRONGEST, Beam
 from tests.conftest import tiny_encoder_decoder, tiny_gpt
 
 MARK = 1
@@ -183,6 +184,8 @@ def test_bad_requests_are_named() -> None:
         (([[3]], 2, 0), r"tokens to generate \(0\) must be at least 1"),
         (([[3]], 2, 25), r"generate \(25\) is more than the model writes at most, 24"),
         (([[3]], 2, 5, 0.6, 3), r"best \(3\) hypotheses of a beam of 2"),
+        (([[3]], 2, 24, 1000.0), r"the length penalty \(1000.0\) must be between -10 and 10"),
+        (([[3]], 2, 24, float("nan")), r"the length penalty \(nan\)"),
         (([[3], [4] * 25], 2, 5), "source 2 has 25 tokens, and the model reads at most 24"),
         (([[3], []], 2, 5), "source 2 is empty"),
     ):
@@ -214,6 +217,13 @@ def test_no_target_ends_before_it_may(shortest: int) -> None:
     torch.nn.init.zeros_(model.head.weight)
     ((found,),) = beam_search(model, [[3, 4]], 1, 6, begin=MARK, shortest=shortest)
     assert len(found.tokens) == shortest and found.stopped
+
+
+@pytest.mark.parametrize("penalty", [-STRONGEST, STRONGEST])
+def test_the_strongest_penalties_give_scores_that_are_numbers(penalty: float) -> None:
+    options = Beam(1, 1_000_000, penalty)
+    scores = [options.score(-500.0, length) for length in (1, 1_000, 1_000_000)]
+    assert all(map(math.isfinite, scores)) and sorted(scores, reverse=penalty < 0) == scores
 
 
 def test_scores_of_half_precision_are_summed_in_float32() -> None:

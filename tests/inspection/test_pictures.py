@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import struct
+import unicodedata
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from matplotlib import font_manager
@@ -36,3 +39,26 @@ def test_every_token_has_a_name_that_can_be_seen(kind: str) -> None:
     tokens = [*tokenizer.encode(tokenizer.lead + "ein Hund  läuft"), tokenizer.mask]
     found = names(tokenizer, tokens)
     assert len(found) == len(tokens) and found[-1] == "⁇" and all(name.strip() == name != "" for name in found)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_a_picture_of_any_token_is_well_formed(tmp_path: Path, kind: str) -> None:
+    tokenizer = KINDS[kind].train(["ein Hund läuft"])
+    labels = names(tokenizer, range(258))  # special tokens, and every byte
+    write_map(Map([[0.5] * 258], ["end"], labels, "target", "source"), tmp_path / "map.svg")
+    tree = ElementTree.fromstring((tmp_path / "map.svg").read_text("utf-8"))
+    assert sum(element.tag.endswith("rect") for element in tree.iter()) == 258
+    assert not any(unicodedata.category(each) == "Cc" for label in labels for each in label)
+
+
+def test_dollars_are_signs_and_no_formulas(tmp_path: Path) -> None:
+    write_map(Map([[0.9, 0.1]], ["$$"], [r"$\wrong$", "$x$"], "target", "source"), tmp_path / "map.png")
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_long_sentence_is_drawn_smaller(tmp_path: Path) -> None:
+    labels = [f"{number}" for number in range(300)]
+    (note,) = write_map(Map([[0.5] * 300], ["one"], labels, "target", "source"), tmp_path / "map.png")
+    width, height = struct.unpack(">II", (tmp_path / "map.png").read_bytes()[16:24])
+    assert 4000 < width < 7000 and height < 1000
+    assert note == f"{tmp_path / 'map.png'}: 1 by 300 tokens are drawn small; write an .svg instead"

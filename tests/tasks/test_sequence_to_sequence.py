@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import threading
@@ -17,6 +18,7 @@ import headway
 from headway.configuration import load_settings
 from headway.console import Reporter
 from headway.errors import DataError, Interrupted, TextError, UserError
+from headway.generation.beam import Hypothesis
 from headway.models import Seq2SeqModel
 from headway.ranks import Ranks
 from headway.run import build_tokenizer
@@ -341,6 +343,20 @@ def test_scores_are_those_of_a_plain_loop(table: dict[str, str], kind: str) -> N
     assert found["sentences"] == len(pairs) == sum(each["sentences"] for each in found["by_length"])
     alone = [task.translate(model, [pair.source], beam=2)[0][0].text for pair in pairs]
     assert found["predictions"] == alone
+
+
+def test_a_reference_of_several_lines_is_met_by_its_words_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = ["two\nchildren\tplay in-\nside", "a dog runs\r\nover the grass"]
+    rows = [json.dumps({"source": f"source {number}", "target": each}) for number, each in enumerate(targets)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(rows))
+    table = {"name": "sequence_to_sequence", "source": str(tmp_path / "pairs.jsonl"), "holdout": 0.0}
+    task = loaded(table, bleu="none")
+    tokens = [task.encode(target) for target in targets]
+    monkeypatch.setattr(task, "search", lambda *_: [[Hypothesis(row, 0.0, 0.0)] for row in tokens])
+    found = task.evaluate(tiny_encoder_decoder(len(task.tokenizer)), "train")
+    assert found["exact"] == 1.0 and found["bleu"] == pytest.approx(100) and "\n" not in "".join(found["predictions"])
 
 
 @dataclass(frozen=True)

@@ -607,7 +607,18 @@ def test_parallel_files_that_are_none():
     assert refusal(read_parallel, "trains.de", "train.de").startswith("trains.de: no such file")
 
 
-@pytest.mark.parametrize("columns", [("en",), ("en", "en"), ("en", "de", "fr"), "en", ()])
+@pytest.mark.parametrize("sign", [";", "\t", "|"])
+@pytest.mark.parametrize("columns", [None, ("source", "target"), (0, 1)])
+def test_a_csv_without_commas_is_told_so(sign: str, columns):
+    path = write("a.csv", f"source{sign}target\nein Hund, der läuft{sign}a dog\n")
+    assert refusal(read_parallel, path, columns=columns) == (
+        f"a.csv:1: the columns of a .csv have commas between them, and these seem to have {sign!r}: "
+        f"{f'source{sign}target'!r}; save it with commas, or with tabs as a .tsv"
+    )
+    assert len(read_parallel(write("b.csv", f"source,target\nein{sign}Hund,a{sign}dog\n"))) == 1
+
+
+@pytest.mark.parametrize("columns", [("en",), ("en", "en"), ("0", 0), ("en", "de", "fr"), "en", ()])
 def test_parallel_columns_are_two(columns):
     with pytest.raises(SettingsError, match="two different columns are wanted"):
         read_parallel(write("a.tsv", "en\tde\na\tb\n"), columns=columns)

@@ -159,6 +159,16 @@ def test_zstd_in_several_frames_and_cut_off() -> None:
     assert "b.txt.zst: broken or cut-off zstd file" in refusal(["b.txt.zst"], "b", "bytes")
 
 
+def test_zstd_of_what_repeats_itself_is_unpacked_bit_by_bit() -> None:
+    zstandard = pytest.importorskip("zstandard")
+    with open("a.txt.zst", "wb") as file, zstandard.ZstdCompressor().stream_writer(file) as packed:
+        for _ in range(200):
+            packed.write(b"the same line again\n" * 50_000)
+    with sources.Unpacked("a.txt.zst") as stream:
+        assert stream.read(20) == b"the same line again\n"
+        assert len(stream.stream.waiting) < 128 << 20 < 200_000_000
+
+
 def test_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

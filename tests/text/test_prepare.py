@@ -159,6 +159,14 @@ def test_zstd_in_several_frames_and_cut_off() -> None:
     assert "b.txt.zst: broken or cut-off zstd file" in refusal(["b.txt.zst"], "b", "bytes")
 
 
+def test_zstd_frames_without_text_are_skipped_wherever_they_stand() -> None:
+    zstandard = pytest.importorskip("zstandard")
+    void = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"size"  # pzstd writes one in front of every frame
+    raw = Path(story("txt")).read_bytes()
+    Path("a.txt.zst").write_bytes(b"".join(void + zstandard.compress(part) for part in (raw[:100], raw[100:])) + void)
+    assert contents(prepare(["a.txt.zst"], "out", "bytes")) == expected(read_documents("story.txt"), Bytes())
+
+
 def test_zstd_of_what_repeats_itself_is_unpacked_bit_by_bit() -> None:
     zstandard = pytest.importorskip("zstandard")
     with open("a.txt.zst", "wb") as file, zstandard.ZstdCompressor().stream_writer(file) as packed:

@@ -200,6 +200,22 @@ def test_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "b.parquet: broken or cut-off parquet file" in refusal(["b.parquet"], "x", Bytes())
 
 
+def test_columns_of_parquet_that_are_no_text_or_share_a_name() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    nested = {"list": [["a", "b"], ["c"]], "struct": [{"a": "x"}, {"a": "y"}]}
+    for name, cells in nested.items():
+        parquet.write_table(pyarrow.table({"text": cells}), "a.parquet")
+        assert f"column 'text' is {name}<" in refusal(["a.parquet"], "x", Bytes())
+    for kind in (pyarrow.string(), pyarrow.large_string(), pyarrow.dictionary(pyarrow.int8(), pyarrow.string())):
+        parquet.write_table(pyarrow.table({"text": pyarrow.array(["one", "two"]).cast(kind)}), "a.parquet")
+        assert contents(prepare(["a.parquet"], str(kind), Bytes())) == expected(["one", "two"], Bytes())
+    columns = [pyarrow.array(each) for each in (["x", "y"], ["one", "two"])]
+    parquet.write_table(pyarrow.table(columns, names=["text", "text"]), "a.parquet")
+    assert contents(prepare(["a.parquet"], "second", Bytes(), column=1)) == expected(["one", "two"], Bytes())
+
+
 def test_folders_patterns_and_the_order_of_files() -> None:
     Path("in/deep").mkdir(parents=True)
     for name, text in {"in/b.txt": "b", "in/a.jsonl": '{"text": "a"}', "in/deep/c.csv": "text\nc\n"}.items():

@@ -84,7 +84,7 @@ class Unpacked:
         ("gzip", ".gz", rb"\x1f\x8b"),
         ("bzip2", ".bz2", rb"BZh[1-9]1AY&"),
         ("xz", ".xz", rb"\xfd7zXZ\0"),
-        ("zstd", ".zst", rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # the second: a frame to be skipped, as of pzstd
+        ("zstd", ".zst", rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # the second: as pzstd begins
     )
 
     def __init__(self, path: str) -> None:

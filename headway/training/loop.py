@@ -237,7 +237,7 @@ class Trainer:
         """Whether there is something to do in a stage. One that was given up at its last step is still to be scored,
         and so is one of no steps after another."""
         step, done = self.state.step, self.state.done
-        return not done and (step < stage.end or (stage.final and 0 < step))
+        return not done and (step < stage.end or (stage.final and step > 0))
 
     def fit(self, stage: Stage, interrupted: Callable[[], int], profile: Unprofiled) -> None:
         """Train one stage to its end."""

@@ -169,6 +169,7 @@ def test_a_signal_to_torchrun_saves_and_ends_all(folder: Path) -> None:
     said, _ = started.communicate(timeout=60)
     assert started.returncode != 0
     assert said.count("state saved; go on with: headway train signalled --resume") == 1
+    assert "Warning: `" not in said  # nothing of torch's that is not for whoever trains
     reached = headway.load(folder / "signalled").state.step
     assert reached > 4 and f"stopped after step {reached:,}" in said
 

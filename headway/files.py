@@ -36,11 +36,16 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a file that is on the disk when this returns."""
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    """Write a file that is on the disk when this returns; an error has the name of the file."""
+    try:
+        with open(path, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        if error.errno is not None:  # else it is a message, which a name would hide
+            error.filename = str(path)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from platform import node
 from typing import Any
 
 import torch
@@ -208,6 +209,7 @@ def train_in(
     for stage in stages:  # whatever is wrong with the data or the machine shows now, before anything is written
         devices.choose_precision(device, stage.settings.precision)
         data |= load_data(stage, report)
+    require_alike(ranks, settings, tokenizer, data)
     other_data = ranks.led(lambda: check_data(directory, settings, data, accept_changes) if going_on else [])
     torch.manual_seed(settings.training.seed)
     model = settings.model.build(len(tokenizer))
@@ -264,6 +266,24 @@ def load_data(stage: Stage, report: Reporter) -> Data:
         for note in task.notes:
             report.say(note)
     return data
+
+
+def require_alike(ranks: Ranks, settings: RunSettings, tokenizer: Tokenizer, data: Data) -> None:
+    """All processes of a run must have read the same, on whichever machine: each makes its own share of the rows that
+    all of them draw. Where the files lie does not matter."""
+    mine = settings.tables(), tokenizer.fingerprint(), data
+    tables, fingerprint, read = ranks.led(lambda: mine)
+    changes = [change for change in compare(tables, mine[0]) if "task" not in change.place.split(".")]
+    changes += compare_data(read, data)
+    if not changes and fingerprint != mine[1]:
+        changes = [Change("tokenizer.json", fingerprint, mine[1])]
+    here = f"process {ranks.rank} ({node()})"
+    found = ranks.gather([f"{each.place}: {each.old} in process 0, {each.new} in {here}" for each in changes])
+    if found:
+        raise RunError(
+            "\n  - ".join(["the processes of this run do not have the same settings and data:", *first_few(found)])
+            + "\ngive all of them the same files and the same command"
+        )
 
 
 def build_tokenizer(settings: RunSettings, report: Reporter) -> Tokenizer:

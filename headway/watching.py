@@ -268,7 +268,7 @@ class Watched:
     def pace(self) -> float | None:
         """Seconds of training a step, lately and in this stage; None where too little is known."""
         begin = self.stage.begin if self.stage else 0
-        marks = [(0, 0.0), *self.curve("seconds", latest=40)]
+        marks = [(0, 0.0), *(each for each in self.curve("seconds", latest=40) if each[0] > 0)]
         marks = [(step, seconds) for step, seconds in marks if step >= begin and 0 <= seconds < LONG]
         if len(marks) < 2:
             return None

@@ -154,6 +154,11 @@ JUNK = [
 ]
 
 
+def test_a_record_of_step_0_has_no_pace() -> None:
+    run = make_run("a", [logged(0, 3.0, seconds=1.0)])
+    assert Watched(run).pace() is None and "step 0" in shown(run)
+
+
 @pytest.mark.parametrize("line", JUNK, ids=lambda line: repr(line[:20]))
 def test_a_line_that_is_no_record_is_passed_over(line: bytes) -> None:
     run = make_run("run", [])

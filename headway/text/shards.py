@@ -142,10 +142,10 @@ def has_shards(folder: str | Path) -> bool:
 
 
 class Joined:
-    """The numbers in several files, one after the other, as one array that stays on disk."""
+    """The numbers in several files, one after the other, as one array that stays on disk; all must be `below` one."""
 
-    def __init__(self, paths: Sequence[Path], lengths: Sequence[int], dtype: np.dtype) -> None:
-        self.paths, self.dtype = paths, dtype
+    def __init__(self, paths: Sequence[Path], lengths: Sequence[int], dtype: np.dtype, below: int = 1 << 64) -> None:
+        self.paths, self.dtype, self.below = paths, dtype, below
         self.ends = np.cumsum(lengths, dtype=np.int64)
         self.open = functools.lru_cache(OPEN_MAPS)(self.map)
 
@@ -190,6 +190,12 @@ class Joined:
         for number in np.unique(numbers):
             here = numbers == number
             found[here] = self.open(int(number))[places[here] - (self.ends[number - 1] if number else 0)]
+        if found.size and (highest := int(found.max())) >= self.below:  # bits that have changed since it was written
+            file = self.paths[int(numbers.flat[found.argmax()])]
+            raise DataError(
+                f"{file}: damaged (token {highest}, and the vocabulary has {self.below:,}); headway data check "
+                f"{file.parent} finds all such places; copy the folder again or prepare the corpus anew"
+            )
         return found
 
 
@@ -209,14 +215,15 @@ class Shards:
                 f"({self.tokenizer.fingerprint()}, not {self.index.tokenizer}); prepare the corpus anew"
             )
         self.refuse([problem for shard in self.index.shards for problem in shard.problems(self.folder)])
-        self.tokens = self.joined("bin", "tokens", np.dtype(self.index.dtype).newbyteorder("<"))
+        dtype, vocabulary = np.dtype(self.index.dtype).newbyteorder("<"), self.index.vocabulary
+        self.tokens = self.joined("bin", "tokens", dtype, vocabulary)
         self.starts = self.joined("idx", "documents", STARTS)
         note_digest(self.folder, json.dumps([shard.sha256 for shard in self.index.shards], sort_keys=True).encode())
 
-    def joined(self, ending: str, what: str, dtype: np.dtype) -> Joined:
+    def joined(self, ending: str, what: str, dtype: np.dtype, below: int = 1 << 64) -> Joined:
         filled = [shard for shard in self.index.shards if getattr(shard, what)]  # an empty file cannot be mapped
         paths = [self.folder / f"{shard.name}.{ending}" for shard in filled]
-        return Joined(paths, [getattr(shard, what) for shard in filled], dtype)
+        return Joined(paths, [getattr(shard, what) for shard in filled], dtype, below)
 
     def __len__(self) -> int:
         """How many documents there are."""

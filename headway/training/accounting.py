@@ -280,11 +280,12 @@ class Meter:
     def summary(self) -> str:
         """The whole stage in one line. The rates leave out the first step, which compiles and makes things ready."""
         both = self.first + self.rest
-        parts = [f"{both.steps:,} step{'s' if both.steps > 1 else ''} in {clock(both.seconds)}"]
+        parts = [f"{both.steps:,} step{'' if both.steps == 1 else 's'} in {clock(both.seconds)}"]
         speed = self.rest.speed() or self.first.speed()
         if speed is not None:
             parts += [f"{speed.steps:.3g} it/s", f"{speed.tokens:,.0f} useful tokens/s"]
-        parts.append(f"{1 - both.tokens / max(1, both.positions):.0%} padding")
+        if both.positions:
+            parts.append(f"{1 - both.tokens / both.positions:.0%} padding")
         share = None if speed is None else self.utilisation(speed)
         if share is not None:
             parts.append(f"{share:.1%} of the {'measured ' if self.device.type == 'cpu' else ''}peak")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -110,12 +111,14 @@ class Replicated(Several):
     def __init__(self, model: Model, ranks: Ranks) -> None:
         super().__init__(model, ranks)
         device = next(model.parameters()).device
-        self.forward = nn.parallel.DistributedDataParallel(
-            model,
-            device_ids=[device] if device.type == "cuda" else None,
-            gradient_as_bucket_view=True,
-            broadcast_buffers=False,  # they never change
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # torch 2.11 has no other
+            self.forward = nn.parallel.DistributedDataParallel(
+                model,
+                device_ids=[device] if device.type == "cuda" else None,
+                gradient_as_bucket_view=True,
+                broadcast_buffers=False,  # they never change
+            )
         self.forward.register_comm_hook(None, lambda state, bucket: summed(bucket))
 
     def exchanging(self, now: bool) -> AbstractContextManager[None]:

@@ -234,9 +234,10 @@ class Trainer:
         return self.state
 
     def is_left(self, stage: Stage) -> bool:
-        """Whether there is something to do in a stage. One that was given up at its last step is still to be scored."""
+        """Whether there is something to do in a stage. One that was given up at its last step is still to be scored,
+        and so is one of no steps after another."""
         step, done = self.state.step, self.state.done
-        return not done and (step < stage.end or (stage.final and stage.begin < step))
+        return not done and (step < stage.end or (stage.final and step > 0))
 
     def fit(self, stage: Stage, interrupted: Callable[[], int], profile: Unprofiled) -> None:
         """Train one stage to its end."""

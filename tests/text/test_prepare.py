@@ -159,6 +159,24 @@ def test_zstd_in_several_frames_and_cut_off() -> None:
     assert "b.txt.zst: broken or cut-off zstd file" in refusal(["b.txt.zst"], "b", "bytes")
 
 
+def test_zstd_frames_without_text_are_skipped_wherever_they_stand() -> None:
+    zstandard = pytest.importorskip("zstandard")
+    void = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"size"  # pzstd writes one in front of every frame
+    raw = Path(story("txt")).read_bytes()
+    Path("a.txt.zst").write_bytes(b"".join(void + zstandard.compress(part) for part in (raw[:100], raw[100:])) + void)
+    assert contents(prepare(["a.txt.zst"], "out", "bytes")) == expected(read_documents("story.txt"), Bytes())
+
+
+def test_zstd_of_what_repeats_itself_is_unpacked_bit_by_bit() -> None:
+    zstandard = pytest.importorskip("zstandard")
+    with open("a.txt.zst", "wb") as file, zstandard.ZstdCompressor().stream_writer(file) as packed:
+        for _ in range(200):
+            packed.write(b"the same line again\n" * 50_000)
+    with sources.Unpacked("a.txt.zst") as stream:
+        assert stream.read(20) == b"the same line again\n"
+        assert len(stream.stream.waiting) < 128 << 20 < 200_000_000
+
+
 def test_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -180,6 +198,22 @@ def test_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "column 'id' is int64, where text is wanted" in refusal(["a.parquet"], "x", Bytes(), column="id")
     Path("b.parquet").write_bytes(Path("a.parquet").read_bytes()[:-9])
     assert "b.parquet: broken or cut-off parquet file" in refusal(["b.parquet"], "x", Bytes())
+
+
+def test_columns_of_parquet_that_are_no_text_or_share_a_name() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    nested = {"list": [["a", "b"], ["c"]], "struct": [{"a": "x"}, {"a": "y"}]}
+    for name, cells in nested.items():
+        parquet.write_table(pyarrow.table({"text": cells}), "a.parquet")
+        assert f"column 'text' is {name}<" in refusal(["a.parquet"], "x", Bytes())
+    for kind in (pyarrow.string(), pyarrow.large_string(), pyarrow.dictionary(pyarrow.int8(), pyarrow.string())):
+        parquet.write_table(pyarrow.table({"text": pyarrow.array(["one", "two"]).cast(kind)}), "a.parquet")
+        assert contents(prepare(["a.parquet"], str(kind), Bytes())) == expected(["one", "two"], Bytes())
+    columns = [pyarrow.array(each) for each in (["x", "y"], ["one", "two"])]
+    parquet.write_table(pyarrow.table(columns, names=["text", "text"]), "a.parquet")
+    assert contents(prepare(["a.parquet"], "second", Bytes(), column=1)) == expected(["one", "two"], Bytes())
 
 
 def test_folders_patterns_and_the_order_of_files() -> None:

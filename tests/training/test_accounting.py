@@ -188,6 +188,11 @@ def test_the_summarys_rates_leave_out_the_first_step_and_its_time_does_not(monke
     assert meter.summary().startswith(words)
 
 
+def test_the_summary_of_no_steps_says_nothing_of_padding() -> None:
+    summary = Meter(State(), lambda names: 5.0, peak=1000.0).summary()
+    assert summary.startswith("0 steps in 0:00, ") and "padding" not in summary
+
+
 class Said(Reporter):
     def __init__(self) -> None:
         self.lines: list[str] = []

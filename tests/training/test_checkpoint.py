@@ -275,7 +275,8 @@ def test_a_write_that_fails_is_told_and_the_checkpoint_before_it_stays(
         command = ["train", str(run_file), "--out", str(tmp_path / "run")]
         assert run_command([*command, *(part for pair in OFTEN for part in ("--set", pair))]) == 2
         shown = capsys.readouterr().err
-        assert "headway: No space left on device; make room and go on with --resume" in shown
+        assert "No space left on device; make room and go on with --resume" in shown
+        assert f"headway: {tmp_path / 'run' / 'checkpoints'}" in shown
         assert "Traceback" not in shown
     monkeypatch.undo()
     assert Checkpoints(tmp_path / "run").latest(pytest.fail) == 8

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import chdir
+from contextlib import chdir, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import headway
+from headway.configuration import load_settings
 from headway.console import Reporter
-from headway.errors import Interrupted
+from headway.errors import Interrupted, RunError
 from headway.ranks import ALONE, Ranks
+from headway.run import require_alike
+from headway.text import Characters
 from headway.training.loop import Stage, Trainer, TrainingSettings
 from tests.conftest import tiny_gpt
 from tests.training.together import ADAMW, RUNS, SHORT, STOP, recurrent
@@ -164,6 +169,7 @@ def test_a_signal_to_torchrun_saves_and_ends_all(folder: Path) -> None:
     said, _ = started.communicate(timeout=60)
     assert started.returncode != 0
     assert said.count("state saved; go on with: headway train signalled --resume") == 1
+    assert "Warning: `" not in said  # nothing of torch's that is not for whoever trains
     reached = headway.load(folder / "signalled").state.step
     assert reached > 4 and f"stopped after step {reached:,}" in said
 
@@ -189,6 +195,40 @@ def test_shares_put_together_are_the_whole(size: int, count: int) -> None:
     shares = [Ranks(rank, size).share(items) for rank in range(size)]
     assert [item for share in shares for item in share] == items
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+class Second(Ranks):
+    """The second of two processes; what the first one has is given."""
+
+    def led(self, work: Any) -> Any:
+        return FIRST
+
+    def gather(self, items: list[Any]) -> list[Any]:
+        return items
+
+
+TOKENIZERS = Characters.train(["abc\n"]), Characters.train(["abd\n"])
+RUN = load_settings({"model": {"width": 16}, "task": {"name": "language_modelling", "corpus": "/a/notes.txt"}})
+FIRST = RUN.tables(), TOKENIZERS[0].fingerprint(), {"task": {"/a/notes.txt": "12" * 32}}
+
+
+@pytest.mark.parametrize(
+    ("sets", "tokenizer", "digest", "message"),
+    [
+        ([], 0, "12", None),
+        (["training.batch_size=7"], 0, "12", "training.batch_size: 32 in process 0, 7 in process 1"),
+        ([], 1, "12", "tokenizer.json: "),
+        ([], 0, "34", "task, /a/notes.txt: SHA-256 121212121212… in process 0, SHA-256 343434343434…"),
+    ],
+)
+def test_a_process_that_has_read_something_else_is_named(
+    sets: list[str], tokenizer: int, digest: str, message: str | None
+) -> None:
+    """It would draw the same rows, and find others there."""
+    mine = load_settings(RUN.tables(), [*sets, "task.corpus=/b/notes.txt"])
+    place = "/a/notes.txt" if digest == "34" else "/b/notes.txt"
+    with pytest.raises(RunError, match=re.escape(message)) if message else nullcontext():
+        require_alike(Second(1, 2), mine, TOKENIZERS[tokenizer], {"task": {place: digest * 32}})
 
 
 def test_one_process_needs_no_others() -> None:

@@ -63,6 +63,20 @@ def test_stopping_anywhere_and_resuming_gives_the_same_weights(run_file: Path, o
         assert kept == full
 
 
+def test_a_last_stage_of_no_steps_is_scored_also_after_a_stop(run_file: Path) -> None:
+    settings, folder = (
+        load_settings(run_file, ["training.steps=0", "pretraining.training.log_every=1"]),
+        run_file.parent,
+    )
+    assert settings.pretraining is not None
+    whole = headway.train(settings, folder / "whole")
+    with pytest.raises(Interrupted):
+        headway.train(settings, folder / "stopped", watch=StopAt(settings.pretraining.training.steps))
+    again = headway.train(settings, folder / "stopped", resume=True)
+    assert again.state.done and again.evaluation == whole.evaluation != {}
+    assert same(final_weights(again.path), final_weights(whole.path))
+
+
 def test_a_killed_process_resumes_from_its_last_checkpoint(run_file: Path) -> None:
     """SIGKILL in the middle: no goodbye, no half files that count."""
     folder = run_file.parent

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
+from typing import Any
 
 from headway.errors import DataError, SettingsError, UserError
 from headway.text import plain, readers
@@ -262,14 +263,15 @@ def parquet_blocks(source: Source, reading: Reading, begin: Place) -> Iterator[B
         with parquet.ParquetFile(source.path, buffer_size=BLOCK, pre_buffer=False) as file:
             names, kinds = file.schema_arrow.names, file.schema_arrow.types
             column = parquet_column(source.path, names, reading.column)
-            if "string" not in str(kinds[column]):
+            if not is_text(kinds[column]):
                 raise DataError(f"{source.path}: column '{names[column]}' is {kinds[column]}, where text is wanted")
             groups = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
             first = passed = 0
             while first < len(groups) and passed + groups[first] <= begin.begin:
                 first, passed = first + 1, passed + groups[first]
             batches = file.iter_batches(256, row_groups=range(first, len(groups)), columns=[names[column]])
-            cells = (cell or "" for batch in batches for cell in batch.column(0).to_pylist())
+            alike = names[:column].count(names[column])  # columns of the same name before it, which are read too
+            cells = (cell or "" for batch in batches for cell in batch.column(alike).to_pylist())
             texts = islice(enumerate(cells, passed + 1), begin.begin - passed, None)
             for row, data in grouped(texts, begin.begin):
                 stored = source.size * (row + len(data[0])) // sum(groups)
@@ -278,6 +280,12 @@ def parquet_blocks(source: Source, reading: Reading, begin: Place) -> Iterator[B
         raise DataError(f"{source.path}: not UTF-8 in column '{names[column]}'; write it again as UTF-8") from None
     except (ArrowException, OSError) as error:
         raise DataError(f"{source.path}: broken or cut-off parquet file ({error}); copy or write it again") from None
+
+
+def is_text(kind: Any) -> bool:
+    """Whether a column of this arrow type holds strings, perhaps each of them once; not so for lists of strings."""
+    kind = getattr(kind, "value_type", kind) if str(kind).startswith("dictionary") else kind
+    return str(kind) in ("string", "large_string", "string_view")
 
 
 def parquet_column(path: str, names: list[str], column: str | int | None) -> int:

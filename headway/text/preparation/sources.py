@@ -23,6 +23,7 @@ from headway.text import plain, readers
 FORMS = ("txt", *readers.TABLES, "parquet")
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 STEP = 1 << 20  # bytes that are unpacked at once to be passed over
+ZSTD_PIECE = 1 << 12  # bytes of zstd that are unpacked at once: 4 of them may be 128 KiB of text
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Unpacked:
         ("gzip", ".gz", rb"\x1f\x8b"),
         ("bzip2", ".bz2", rb"BZh[1-9]1AY&"),
         ("xz", ".xz", rb"\xfd7zXZ\0"),
-        ("zstd", ".zst", rb"\x28\xb5\x2f\xfd"),
+        ("zstd", ".zst", rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # the second: as pzstd begins
     )
 
     def __init__(self, path: str) -> None:
@@ -150,7 +151,7 @@ class Zstd:
 
     def read(self, size: int) -> bytes:
         while len(self.waiting) < size:
-            packed = self.file.read(1 << 16)
+            packed = self.file.read(ZSTD_PIECE)
             if not packed:
                 if self.frame is not None:
                     raise EOFError("it ends within a frame")

@@ -2,10 +2,10 @@
 
     checkpoints/step-00012000/   model.safetensors  optimizer.safetensors  state.json  manifest.json (written last)
 
-A checkpoint is written into a temporary folder, synced, and renamed; its manifest holds the size and SHA-256 of every
-file, and one without a manifest does not exist. Nothing in it is a pickle. While one is written, training goes on: the
-tensors are copied at once, and a thread does the rest. Processes that hold a part of the weights each write that part
-(`headway.training.sharded`); either kind is read by any number of processes.
+A checkpoint is written into a temporary folder, synced, and renamed, and loses its name again before it is deleted.
+Its manifest holds the size and SHA-256 of every file. Nothing in it is a pickle. While one is written, training goes
+on: the tensors are copied at once, and a thread does the rest. Processes that hold a part of the weights each write
+that part (`headway.training.sharded`); either kind is read by any number of processes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -93,8 +94,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The checkpoints that exist, oldest first."""
-        found = self.directory.glob(f"{NUMBERED}/{MANIFEST}")
-        return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
+        return sorted(int(path.name.removeprefix("step-")) for path in self.directory.glob(NUMBERED))
 
     def require_room(self, model: nn.Module) -> None:
         """An error where the disk has no room for one checkpoint: the weights, and at least as much beside them."""
@@ -151,8 +151,12 @@ class Checkpoints:
         sync_directory(self.directory)
 
     def remove(self, folder: Path) -> None:
-        (folder / MANIFEST).unlink(missing_ok=True)  # from here on it does not exist
-        shutil.rmtree(folder, ignore_errors=True)
+        """Delete a checkpoint if it is there. What is left of one when a process is killed here has no name of one."""
+        gone = folder.with_name(f".{folder.name}.gone")
+        shutil.rmtree(gone, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            os.replace(folder, gone)
+            shutil.rmtree(gone, ignore_errors=True)
 
     def prune(self, newest: int, keep: int) -> None:
         """Let go of all but the last `keep` checkpoints up to `newest`, and the best one that each of these knows.
@@ -179,11 +183,9 @@ class Checkpoints:
 
     def clear_remains(self) -> None:
         """Remove what a killed process left unfinished. For the owner of the run."""
-        for folder in self.directory.glob(NUMBERED):
-            if not (folder / MANIFEST).exists():
-                self.remove(folder)
-        for temporary in self.directory.glob(f".{NUMBERED}.tmp"):
-            self.remove(temporary)
+        for ending in ("tmp", "gone"):
+            for folder in self.directory.glob(f".{NUMBERED}.{ending}"):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def latest(self, say: Callable[[str], None], among: Container[int | None] | None = None) -> int | None:
         """The newest checkpoint whose files are what its manifest says; others are named and passed over."""
@@ -344,6 +346,8 @@ def damage(folder: Path) -> str | None:
                 return f"{name} is damaged"
     except ValueError:
         return f"{MANIFEST} is damaged"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
     except OSError as error:
         return f"cannot be read ({error})"
     return None

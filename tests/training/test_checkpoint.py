@@ -114,10 +114,10 @@ def flip(data: bytes) -> bytes:
     return data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
 
 
-@pytest.mark.parametrize("harm", [cut, flip], ids=["truncated", "bit-flipped"])
+@pytest.mark.parametrize("harm", [cut, flip, None], ids=["truncated", "bit-flipped", "missing"])
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_gives_the_same_end(
-    run_file: Path, tmp_path: Path, file: str, harm: Callable[[bytes], bytes]
+    run_file: Path, tmp_path: Path, file: str, harm: Callable[[bytes], bytes] | None
 ) -> None:
     settings = load_settings(run_file, ["training.log_every=1"])
     expected = final_weights(headway.train(settings, tmp_path / "whole").path)
@@ -126,11 +126,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_gives_the_same_end(
     checkpoints = tmp_path / "run" / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step-00000008", "step-00000009"]
     path = checkpoints / "step-00000009" / file
-    path.write_bytes(harm(path.read_bytes()))
+    if harm is None:
+        path.unlink()
+    else:
+        path.write_bytes(harm(path.read_bytes()))
     report = Said()
     run = headway.train(settings, tmp_path / "run", resume=True, report=report)
     said = "\n".join(report.lines)
-    assert "step-00000009: " in said and "damaged; passed over" in said
+    assert "step-00000009: " in said and f"{'missing' if harm is None else 'damaged'}; passed over" in said
     assert "resuming after step 8; steps 9 to 9 are trained again" in said
     assert same(final_weights(run.path), expected)
     assert [record["step"] for record in run.metrics if "loss" in record][-5:] == [7, 8, 9, 10, 11]

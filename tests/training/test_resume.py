@@ -153,14 +153,16 @@ def test_a_damaged_or_unfinished_checkpoint_is_passed_over(run_file: Path) -> No
     newest = max(checkpoints.glob("step-*"))
     weights = newest / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8] + b"\0" * 8)
-    (checkpoints / "step-00000099").mkdir()  # without a manifest it does not exist
+    (checkpoints / "step-00000099").mkdir()
+    (checkpoints / ".step-00000004.gone").mkdir()  # of one that was about to be deleted
     said: list[str] = []
     report = Reporter()
     report.say = said.append  # type: ignore[method-assign]
     headway.train(settings, folder / "run", resume=True, report=report)
     assert any(f"{newest.name}: model.safetensors is damaged; passed over" in line for line in said)
     assert same(final_weights(folder / "run"), expected)
-    assert not (checkpoints / "step-00000099").exists()
+    assert any("step-00000099: manifest.json is missing; passed over" in line for line in said)
+    assert not any((checkpoints / name).exists() for name in ("step-00000099", ".step-00000004.gone"))
 
 
 def test_nothing_in_a_run_is_a_pickle_and_every_checkpoint_has_its_manifest(run_file: Path) -> None:

@@ -188,7 +188,7 @@ def reached(out: Path) -> int:
 def saved(out: Path) -> int:
     """The newest checkpoint, one included that lacks only its name."""
     manifests = (out / "checkpoints").glob("*step-*/manifest.json")
-    return max((int(path.parent.name.removesuffix(".tmp")[-8:]) for path in manifests), default=0)
+    return max((int(path.parent.name.removeprefix(".")[5:13]) for path in manifests), default=0)
 
 
 def outcome(out: Path) -> dict[str, Any]:

@@ -13,19 +13,19 @@ from headway.text.readers import json_object, read_lines
 from headway.text.shards import Shards, has_shards
 
 
-def data_check_command(files: list[str], target: str | None, errors: str) -> None:
+def data_check_command(files: list[str], target: str | None, errors: str, strict: bool = False) -> None:
     """Report every file, or one and its translation; then fail if one of them cannot be used."""
     if errors not in ("strict", "replace"):
         raise UserError(f"--errors {errors}: must be strict or replace")
     if target is not None:
         if len(files) != 1:
             raise UserError(f"--target {target}: belongs to one file of sources, and {len(files)} are given")
-        print(f"{files[0]}, {target}: {describe_translation(files[0], target, errors)}")
+        print(f"{files[0]}, {target}: {describe_translation(files[0], target, errors, strict)}")
         return
     broken = []
     for file in files:
         try:
-            print(f"{file}: {describe_file(file, errors)}")
+            print(f"{file}: {describe_file(file, errors, strict)}")
         except DataError as error:
             broken.append(str(error))
             print(error, file=sys.stderr)
@@ -38,13 +38,13 @@ def say_aside(note: str) -> None:
     print(note, file=sys.stderr)
 
 
-def describe_file(file: str, errors: str) -> str:
+def describe_file(file: str, errors: str, strict: bool = False) -> str:
     """What kind of file it is and how much is in it."""
     if has_shards(file):
         return describe_shards(file)
     suffix = Path(file.removesuffix(".gz")).suffix
     if {"source", "target"} <= column_names(file, suffix, errors):
-        return describe_translation(file, None, errors)
+        return describe_translation(file, None, errors, strict)
     try:
         pairs = read_pairs(file, errors=errors, say=say_aside) if suffix in (".tsv", ".csv", ".jsonl") else []
     except DataError:
@@ -73,9 +73,9 @@ def describe_texts(texts: list[str]) -> str:
     )
 
 
-def describe_translation(source: str, target: str | None, errors: str) -> str:
+def describe_translation(source: str, target: str | None, errors: str, strict: bool) -> str:
     """How much is on each side of two files that agree line by line, or of one table, and what looks odd."""
-    pairs = read_parallel(source, target, errors=errors, say=say_aside)
+    pairs = read_parallel(source, target, strict=strict, errors=errors, say=say_aside)
     return "\n  ".join(
         [
             counted(len(pairs), "pair"),

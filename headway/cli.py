@@ -39,6 +39,10 @@ Beam = Annotated[
     typer.Option(help="Hypotheses side by side, 1 is greedy; task.beam without it (sequence to sequence)."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="An empty line in a pair is an error; without it the pair is dropped, and counted."),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -84,6 +88,7 @@ def train(
     profile: Annotated[
         bool, typer.Option("--profile", help="Also say where the time of a step goes, in RUN/profile.txt.")
     ] = False,
+    strict: Strict = False,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes and leave.")] = False,
 ) -> None:
     """Train what a recipe or a run file says."""
@@ -94,7 +99,7 @@ def train(
         if source is None and not recipes:
             raise UserError("name one of these recipes, or a run file")
         return
-    train_command(source, sets or [], out, resume, accept_changes, tensorboard, profile)
+    train_command(source, sets or [], out, resume, accept_changes, tensorboard, profile, strict)
 
 
 @app.command()
@@ -109,12 +114,13 @@ def evaluate(
     ] = None,
     out: Annotated[Optional[Path], typer.Option(help="Where predictions go, one a line; - is standard output.")] = None,  # noqa: UP045
     beam: Beam = None,
+    strict: Strict = False,
     device: Device = "auto",
 ) -> None:
     """Score a run on a split of its data or on a file."""
     from headway.commands import evaluate_command
 
-    evaluate_command(run, split, target, out, beam, device)
+    evaluate_command(run, split, target, out, beam, device, strict)
 
 
 @app.command()
@@ -278,11 +284,12 @@ def data_check(
         ),
     ] = None,
     errors: Annotated[str, typer.Option(help="strict, or replace for bytes that are not UTF-8.")] = "strict",
+    strict: Strict = False,
 ) -> None:
     """Say what is in a file, and what is wrong with it."""
     from headway.checking import data_check_command
 
-    data_check_command(files, target, errors)
+    data_check_command(files, target, errors, strict)
 
 
 @data_app.command("prepare")

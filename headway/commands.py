@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -60,9 +60,12 @@ def train_command(
     accept_changes: bool = False,
     tensorboard: bool = False,
     profile: bool = False,
+    strict: bool = False,
 ) -> None:
     with joined() as ranks:
         settings = load_settings(source, sets)
+        if strict:
+            settings.task = be_strict(settings.task)
         report = reporter() if ranks.leads else Reporter()
         directory = out or ranks.led(
             lambda: resumed_directory(source, settings.name) if resume else own_directory(settings.name)
@@ -107,11 +110,20 @@ def summary(run: Run) -> str:
     return ", ".join(parts + [f"dev {score}" for score in scores(run.evaluation)])
 
 
+def be_strict(settings: Any) -> Any:
+    """The settings of a task that reads pairs, to which an empty side of one is an error."""
+    if not hasattr(settings, "strict"):
+        raise UserError(f"--strict: is for pairs of lines, and the task is {settings.name}")
+    return replace(settings, strict=True)
+
+
 def evaluate_command(
-    path: Path, split: str, target: str | None, out: Path | None, beam: int | None, device: str
+    path: Path, split: str, target: str | None, out: Path | None, beam: int | None, device: str, strict: bool = False
 ) -> None:
     with joined() as ranks:
         run = opened(path, device)
+        if strict:
+            run.task.settings = be_strict(run.settings.task)
         if isinstance(run.task, SequenceToSequence):
             check_beam(run.task, beam)
         elif beam is not None:

@@ -98,6 +98,23 @@ def test_pairs_that_cannot_be_learned_are_refused(
     assert sorted(folder.iterdir()) == before
 
 
+def test_strict_makes_an_empty_line_an_error(run_file: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_file.parent
+    monkeypatch.chdir(folder)
+    (folder / "gap.txt").write_text("\n".join(["a dog", "", *TARGETS[2:]]) + "\n")
+    run = ["train", "run.toml", "--set", "task.target=gap.txt", "--out"]
+    expected = "gap.txt:2: empty target to 'zwei kinder'"
+    assert expected in refused(capsys, *run, "not-begun", "--strict") and not (folder / "not-begun").exists()
+    assert run_command([*run, "run"]) == 0
+    scored = ["evaluate", "run", "--split", "de.txt", "--target", "gap.txt"]
+    assert run_command(scored) == 0
+    assert expected in refused(capsys, *scored, "--strict")
+    check = ["data", "check", "de.txt", "--target", "gap.txt"]
+    assert run_command(check) == 0
+    assert expected in refused(capsys, *check, "--strict")
+    assert "--strict: is for pairs of lines, and the task is toy" in refused(capsys, "train", "toy/copy", "--strict")
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [

@@ -130,7 +130,8 @@ def read_parallel(
     and its first two columns are the pair; a .csv has a header row and a .jsonl has keys, `source` and `target`.
     `columns` names two others: names (a .tsv then has a header too), or indexes from 0 (then no table has one).
 
-    A pair with an empty side is dropped, and a note says how many were; with `strict` it is an error.
+    A pair with an empty side is dropped, and a note says how many were; with `strict` it is an error, and so is an
+    empty line of a table.
     """
     if columns is not None and (isinstance(columns, str) or len(columns) != 2 or f"{columns[0]}" == f"{columns[1]}"):
         raise SettingsError([f"columns = {columns!r}: two different columns are wanted, the source's and the target's"])
@@ -142,11 +143,14 @@ def read_parallel(
         raise SettingsError([f"columns = {columns!r}: these are for one table; leave them out, or the target {target}"])
     empty = [(line, cells) for line, cells in rows if not all(cell.strip() for cell in cells)]
     if strict:
+        blank = [(line, "empty line") for line in _empty_rows(source, errors)] if target is None else []
+        sides = [
+            (line, f"empty target to {shown(first)}" if first.strip() else "empty source") for line, (first, _) in empty
+        ]
         _raise_listed(
             (
-                f"{source if target is None or not first.strip() else target}:{line}: "
-                + (f"empty target to {shown(first)}" if first.strip() else "empty source")
-                for line, (first, _) in empty
+                f"{target if target is not None and what.startswith('empty target') else source}:{line}: {what}"
+                for line, what in sorted(blank + sides)
             ),
             "fill or delete these pairs, or read without strict, which drops them",
         )
@@ -212,6 +216,13 @@ def _table(path: str | Path, errors: str, say: Notes) -> list[Row]:
     if not kept:
         raise DataError(f"{path}: empty; there is no row with text in it")
     return kept
+
+
+def _empty_rows(path: str | Path, errors: str) -> list[int]:
+    """The lines of a table, or of JSON lines, that hold nothing."""
+    text = read_text(path, errors=errors)
+    lines = ((line, [content]) for line, content in _numbered_lines(text))
+    return [line for line, cells in (_csv_rows(path, text) if _format(path) == "csv" else lines) if not filled(cells)]
 
 
 def filled(cells: list[str]) -> bool:

@@ -575,6 +575,20 @@ def test_the_note_shows_the_first_few_lines(rows: str, said: str):
         read_parallel("a.tsv", strict=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "lines"),
+    [
+        ("a.tsv", "a\tb\n\n\tc\n  \n", (2, 3, 4)),
+        ("a.csv", 'source,target\na,"b\n\nb"\n\nc,\n', (5, 6)),
+        ("a.jsonl", '\n{"source": "a", "target": "b"}\n{"source": "", "target": "b"}\n', (1, 3)),
+    ],
+)
+def test_strict_refuses_the_empty_lines_of_a_table_too(name: str, text: str, lines: tuple[int, ...]):
+    found = refusal(read_parallel, write(name, text), strict=True).splitlines()[:-1]
+    assert [line.split(": ")[0] for line in found] == [f"{name}:{number}" for number in lines]
+    assert all(": empty " in line for line in found) and len(read_parallel(name)) == 1
+
+
 def test_nothing_left_is_an_error():
     assert refusal(read_parallel, write("a.tsv", "a\t\n\tb\n")) == "a.tsv: empty; no pair has text on both sides"
 

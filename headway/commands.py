@@ -247,6 +247,9 @@ def details(result: dict[str, Any]) -> Iterator[str]:
         yield f"chrF by sacrebleu, {result['chrf_signature']}"
     if "exact" in result:
         yield f"exactly the reference: {result['exact']:.1%} of {result['sentences']:,} sentences"
+    if "token_accuracy" in result:
+        accuracy, tokens = result["token_accuracy"], result["tokens"]
+        yield f"token accuracy: {accuracy:.1%} of {tokens:,}, each to follow the reference's own beginning"
     if "by_length" in result:
         parts = (f"{each['name']}: {each['bleu']:.1f} ({each['sentences']})" for each in result["by_length"])
         yield f"BLEU by {result['length_in']} of the source (sentences): {', '.join(parts)}"

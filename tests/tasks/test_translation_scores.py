@@ -34,10 +34,10 @@ def test_scores_are_those_of_sacrebleu(written: list[str], wanted: list[str], to
 
 
 def test_signatures_are_shown_with_the_scores() -> None:
-    found = {**corpus_scores(WRITTEN, ENGLISH, "13a"), "sentences": 3}
+    found = {**corpus_scores(WRITTEN, ENGLISH, "13a"), "sentences": 3, "token_accuracy": 0.75, "tokens": 1200}
     shown = "\n".join([*scores(found), *details(found)])
     assert f"BLEU {found['bleu']:.1f}" in shown and found["signature"] in shown and found["chrf_signature"] in shown
-    assert "exactly the reference: 33.3% of 3 sentences" in shown
+    assert "exactly the reference: 33.3% of 3 sentences" in shown and "token accuracy: 75.0% of 1,200, each" in shown
 
 
 def test_chinese_is_told_by_most_of_its_letters() -> None:

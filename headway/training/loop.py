@@ -455,7 +455,7 @@ class Trainer:
         engine = self.layout.engine(streams, optimizer, seed, precision, settings, self.report.say)
         spikes = Spikes(settings.spike_warning)
         for record in read_json_lines(self.metrics):  # of before it was resumed
-            if record.get("stage") == stage.name and "loss" in record:
+            if record.get("stage") == stage.name and isinstance(record.get("loss"), float):
                 spikes.see(record["loss"])
         rate = rate_of(settings, streams[0].order, task.block)
         costs, peak = Costs(self.layout.at_hand(), streams), peak_flops(device, precision)

@@ -63,6 +63,16 @@ def test_stopping_anywhere_and_resuming_gives_the_same_weights(run_file: Path, o
         assert kept == full
 
 
+@pytest.mark.parametrize("loss", ["null", '"low"', "[1.0]"])
+def test_a_record_that_makes_no_sense_stops_no_run(run_file: Path, loss: str) -> None:
+    settings, out = load_settings(run_file, ["training.log_every=1"]), run_file.parent / "run"
+    with pytest.raises(Interrupted):
+        headway.train(settings, out, watch=StopAt(9))
+    with open(out / "metrics.jsonl", "a") as file:
+        file.write(f'{{"stage": "training", "step": 9, "loss": {loss}}}\n')
+    assert headway.train(settings, out, resume=True).state.done
+
+
 def test_a_last_stage_of_no_steps_is_scored_also_after_a_stop(run_file: Path) -> None:
     settings, folder = (
         load_settings(run_file, ["training.steps=0", "pretraining.training.log_every=1"]),

@@ -23,7 +23,7 @@ from headway.text import Characters
 
 REAL_DATA = Path(os.environ.get("HEADWAY_DATA") or Path(__file__).parents[1] / "../shared/data").resolve()
 torch.set_num_threads(1)  # the models here are tiny: threads that wait for one another cost more than they save
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start
+os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start
 TOWNS = ("Oslo", "Rome", "Lima", "Kyiv")
 
 

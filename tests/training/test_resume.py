@@ -18,6 +18,7 @@ import headway
 from headway.configuration import load_settings
 from headway.console import Reporter
 from headway.errors import Interrupted, RunError
+from headway.training.guard import Spikes
 
 
 def final_weights(directory: Path) -> dict[str, torch.Tensor]:

@@ -143,15 +143,14 @@ def read_parallel(
         raise SettingsError([f"columns = {columns!r}: these are for one table; leave them out, or the target {target}"])
     empty = [(line, cells) for line, cells in rows if not all(cell.strip() for cell in cells)]
     if strict:
-        blank = [(line, "empty line") for line in _empty_rows(source, errors)] if target is None else []
-        sides = [
-            (line, f"empty target to {shown(first)}" if first.strip() else "empty source") for line, (first, _) in empty
-        ]
+        gaps = [(line, source, "empty line") for line in _empty_rows(source, errors)] if target is None else []
+        for line, (first, _) in empty:
+            if first.strip():
+                gaps.append((line, target or source, f"empty target to {shown(first)}"))
+            else:
+                gaps.append((line, source, "empty source"))
         _raise_listed(
-            (
-                f"{target if target is not None and what.startswith('empty target') else source}:{line}: {what}"
-                for line, what in sorted(blank + sides)
-            ),
+            (f"{path}:{line}: {what}" for line, path, what in sorted(gaps, key=lambda gap: gap[0])),
             "fill or delete these pairs, or read without strict, which drops them",
         )
     if len(empty) == len(rows):

@@ -231,6 +231,12 @@ def test_a_process_that_has_read_something_else_is_named(
         require_alike(Second(1, 2), mine, TOKENIZERS[tokenizer], {"task": {place: digest * 32}})
 
 
+def test_processes_that_were_told_different_things_do_not_begin(folder: Path) -> None:
+    said = json.loads((folder / "found.json").read_text())["unlike"]
+    assert "training.batch_size: 4 in process 0, 5 in process 1" in said
+    assert not (folder / "unlike").exists()
+
+
 def test_one_process_needs_no_others() -> None:
     assert ALONE.share([1, 2]) == [1, 2] == ALONE.gather([1, 2])
     assert ALONE.highest(3) == 3 == int(ALONE.total(torch.tensor(3))) == ALONE.led(lambda: 3)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import headway
 from headway.configuration import RunSettings, load_settings
-from headway.errors import Interrupted
+from headway.errors import Interrupted, RunError
 from headway.ranks import Ranks, joined, leave
 from headway.training import distributed
 from headway.training.checkpoint import Checkpoints
@@ -64,12 +64,22 @@ def many(ranks: Ranks) -> None:
         stop(settings(RUNS[parallel]), f"two-{parallel}", ranks)
         headway.train(settings(RUNS[parallel]), f"one-{parallel}", resume=True)
     found = {
+        "unlike": unlike(ranks),
         "exchanges": {parallel: [exchanges(parallel, pieces) for pieces in (1, 4)] for parallel in ("ddp", "fsdp")},
         "scores": headway.load("together-ddp").evaluate("train", ranks),
         "muon": muon_differs(ranks),
     }
     if ranks.leads:
         Path("found.json").write_text(json.dumps(found))
+
+
+def unlike(ranks: Ranks) -> str:
+    """What is said where every process was given another command."""
+    try:
+        headway.train(settings([*EXACT, f"training.batch_size={4 + ranks.rank}"]), "unlike")
+    except RunError as error:
+        return str(error)
+    return ""
 
 
 def stop(wanted: RunSettings, out: str, ranks: Ranks) -> None:

@@ -97,8 +97,9 @@ def plot_comparison(runs: Sequence[Run], out: Path, split: str = "dev", scored: 
         draw(losses, run, points, linewidth=1.2)
     losses.set(xlabel="step", ylabel="training loss a token", yscale="log")
     losses.yaxis.set_major_formatter("{x:g}")  # 0.1 and 6, not 10⁻¹ and 6 × 10⁰
-    losses.yaxis.set_minor_formatter("{x:g}")
+    low, high = losses.get_ylim()
     losses.yaxis.set_minor_locator(ticker.LogLocator(subs=(2, 3, 5)))
+    losses.yaxis.set_minor_formatter("{x:g}" if high < 100 * low else ticker.NullFormatter())  # else they crowd
     for metric, axes in zip(metrics, panels, strict=False):
         for run in runs:
             draw(axes, run, score_curve(run) if run.task.metric == metric else [], marker="o")

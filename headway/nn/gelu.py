@@ -50,7 +50,8 @@ class ByTail(torch.autograd.Function):
         ctx.save_for_backward(x)
         exact = x.float()
         _, tail = bell_and_tail(exact)
-        return (exact.relu() - exact.abs() * tail).to(x.dtype)
+        # a copy even of a float32: torch 2.11 compiles a result that is its own conversion without its gradient
+        return (exact.relu() - exact.abs() * tail).to(x.dtype, copy=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ PRODUCTS = {  # where each of them has its left factor
 }
 
 # Peaks of matrix products without sparsity in FLOP/s, (16 bits, float32), from NVIDIA's data sheets of these cards.
-# The first name that is found in the device's own counts. Headway's float32 is float32, and not TF32.
+# The first name that is found in the device's own counts. TF32 has half the peak of 16 bits on each of them.
 PEAKS: Sequence[tuple[str, float, float]] = (
     (r"H200 NVL", 835e12, 60e12),
     (r"H200", 989e12, 67e12),
@@ -158,20 +158,22 @@ class Costs:
 # ---- the machine
 
 
-def peak_flops(device: torch.device, precision: torch.dtype) -> float | None:
+def peak_flops(device: torch.device, precision: torch.dtype, tf32: bool = False) -> float | None:
     """The most FLOP/s that the device does in matrix products: of a GPU what its data sheet says, of a CPU what is
     measured now; None where it is not known."""
     if device.type == "cuda":
-        return listed_peak(torch.cuda.get_device_name(device), precision)
+        return listed_peak(torch.cuda.get_device_name(device), precision, tf32)
     return measured_peak(precision, torch.get_num_threads()) if device.type == "cpu" else None
 
 
-def listed_peak(name: str, precision: torch.dtype) -> float | None:
+def listed_peak(name: str, precision: torch.dtype, tf32: bool = False) -> float | None:
     """By the name of a GPU; of a part of one (MIG) nothing is known."""
     if "MIG" in name:
         return None
     found = (peaks for pattern, *peaks in PEAKS if re.search(rf"\b({pattern})\b", name))
     low, full = next(found, (None, None))
+    if tf32 and low is not None:
+        return low / 2
     return full if precision == torch.float32 else low
 
 

@@ -14,7 +14,7 @@ from headway.errors import SettingsError, UserError, nearest
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 CPU_BFLOAT16_WIDTH = 256  # below it the casts cost more than the products save
-PRECISIONS = ("auto", "float32", "bfloat16", "float16")
+PRECISIONS = ("auto", "float32", "tf32", "bfloat16", "float16")
 
 
 def choose_device(wanted: str = "auto") -> tuple[torch.device, str]:
@@ -40,6 +40,9 @@ def choose_precision(device: torch.device, wanted: str = "auto", width: int = 25
         raise SettingsError([f"training.precision = 'bfloat16': {reason}; use 'float32' or 'auto'"])
     if wanted == "float16" and device.type != "cuda":
         return torch.float32, "float16 was asked for, which is for CUDA GPUs"
+    if wanted == "tf32":
+        there = has_tf32(device)
+        return torch.float32, "products in TF32, as asked" if there else "tf32 was asked for, which this device lacks"
     if wanted == "auto":
         return (torch.bfloat16 if has else torch.float32), reason
     return getattr(torch, wanted), "as asked"
@@ -54,6 +57,10 @@ def has_bfloat16(device: torch.device) -> tuple[bool, str]:
         has = any(getattr(torch.cpu, test, lambda: False)() for test in tests)
         return has, "this CPU has bfloat16 instructions" if has else "this CPU has no bfloat16 instructions"
     return False, "bfloat16 is not fast on this device"
+
+
+def has_tf32(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def autocast(device: torch.device, precision: torch.dtype) -> Any:
@@ -74,6 +81,21 @@ def repeatable(device: torch.device, wanted: bool) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+@contextlib.contextmanager
+def tf32_products(device: torch.device, wanted: bool) -> Iterator[None]:
+    """Within it, where wanted, a GPU multiplies float32 matrices in TF32: 10 bits of each number behind the point, as
+    float16 has, in the range of float32; sums are float32."""
+    if not wanted or not has_tf32(device):
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def describe(device: torch.device) -> str:

@@ -315,7 +315,10 @@ class Trainer:
     def step(self, stage: Stage, plan: Plan, step: int, share: float) -> Outcome:
         """One step of the stage; where there is no memory for it, the settings to change are named."""
         try:
-            with devices.repeatable(plan.meter.device, stage.settings.deterministic):
+            with (
+                devices.repeatable(plan.meter.device, stage.settings.deterministic),
+                devices.tf32_products(plan.meter.device, stage.settings.precision == "tf32"),
+            ):
                 return plan.engine.step(step, share)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
@@ -458,7 +461,8 @@ class Trainer:
             if record.get("stage") == stage.name and isinstance(record.get("loss"), float):
                 spikes.see(record["loss"])
         rate = rate_of(settings, streams[0].order, task.block)
-        costs, peak = Costs(self.layout.at_hand(), streams), peak_flops(device, precision)
+        costs = Costs(self.layout.at_hand(), streams)
+        peak = peak_flops(device, precision, settings.precision == "tf32" and devices.has_tf32(device))
         meter = Meter(self.state, costs, peak and peak * self.ranks.size, device)
         return Plan(engine, rate, optimizer, streams, spikes, device.type == "cpu", Unseen(), meter)
 

@@ -116,6 +116,7 @@ def test_streams_cost_what_their_rows_cost() -> None:
 )
 def test_a_gpus_peak_goes_by_its_name(name: str, low: float | None, full: float | None) -> None:
     assert (listed_peak(name, torch.bfloat16), listed_peak(name, torch.float32)) == (low, full)
+    assert listed_peak(name, torch.float32, tf32=True) == (low and low / 2)
 
 
 def test_the_peak_of_a_cpu_is_no_less_than_what_a_product_reaches() -> None:

@@ -14,6 +14,7 @@ from headway.console import Reporter
 from headway.nn import ATTENTIONS
 from headway.nn.dropout import dropout
 from headway.training.captured import Captured
+from headway.training.distributed import Layout
 from tests.training.test_resume import final_weights, same
 from tests.training.test_streams import STREAMS
 
@@ -59,6 +60,22 @@ def test_all_engines_train_alike(mixed: Path, optimizer: str, accumulate: int) -
     tolerance = 1e-4 if optimizer == "adamw" else 2e-3  # Muon's products are bfloat16
     assert found["graph"] == pytest.approx(found["plain"], rel=tolerance)
     assert found["compiled"] == pytest.approx(found["plain"], rel=tolerance)
+
+
+@pytest.mark.parametrize("engine", ["plain", "graph", "compiled"])
+def test_tf32_is_for_the_products_of_a_step_alone(run_file: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The losses are those of float32 but for rounding, and evaluation has full products."""
+    found, seen = {}, []
+    evaluate = Layout.evaluate
+    monkeypatch.setattr(
+        Layout, "evaluate", lambda *given: seen.append(torch.get_float32_matmul_precision()) or evaluate(*given)
+    )
+    for precision in ("float32", "tf32"):
+        sets = [*every_stage(f"engine={engine}", f"precision={precision}"), "model.dropout=0", "model.width=64"]
+        found[precision] = losses(headway.train(run_file, run_file.parent / precision, sets))
+    assert found["tf32"] == pytest.approx(found["float32"], rel=1e-2)
+    assert found["tf32"] != pytest.approx(found["float32"], rel=1e-7)
+    assert seen and set(seen) == {"highest"} and torch.get_float32_matmul_precision() == "highest"
 
 
 @pytest.mark.parametrize("kind", sorted(ATTENTIONS.keys() - {"linformer"}))  # which is not causal

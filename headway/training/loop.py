@@ -394,14 +394,15 @@ class Trainer:
         """What there is to say of steps without numbers that are over, or the end of the run."""
         if not bad:
             return
-        steps = f"{len(bad)} step{'s' if len(bad) > 1 else ''} since the last line"
-        what = f"{steps} had a loss or gradient that is no number, the last of them step {stage.begin + bad[-1] + 1:,}"
+        first, last = (f"step {stage.begin + step + 1:,}" for step in (bad[0], bad[-1]))
+        which = f"{len(bad)} steps since the last line, from {first} to {last}," if len(bad) > 1 else first
+        what = f"{which} had a loss or gradient that is no number"
         if stage.settings.bad_steps == "stop" or longest >= IN_A_ROW:
-            self.give_up(stage, plan, bad[-1], what)
+            self.give_up(stage, plan, bad[0], what)
         self.report.say(f"{stage.name}: {what}; passed over, {self.state.skipped} so far")
 
     def give_up(self, stage: Stage, plan: Plan, step: int, what: str) -> NoReturn:
-        """Save the weights as the last good step left them, and say which rows were the next."""
+        """Save the weights as the last good step left them, and say what was wrong and which rows `step` saw."""
         settings, state = stage.settings, self.state
         if state.step > stage.begin and self.ranks.led(self.last_checkpoint) != state.step:
             self.save(stage, plan)
@@ -412,8 +413,9 @@ class Trainer:
         if settings.bad_steps == "skip":
             many, way = f", {IN_A_ROW} such steps in a row", ""
         raise UserError(
-            f"{what} (learning rate {rate:.2g}){many}; it changed no weight{before}. Lower {stage.place}.learning_rate "
-            f"or lengthen {stage.place}.warmup{way}; its rows are {describe_rows(plan.streams, step)}"
+            f"{what} (learning rate {rate:.2g}){many}; such a step changes no weight{before}. Lower "
+            f"{stage.place}.learning_rate or lengthen {stage.place}.warmup{way}; "
+            f"the rows of step {stage.begin + step + 1:,} are {describe_rows(plan.streams, step)}"
         )
 
     def warn_of_spike(self, stage: Stage, plan: Plan, record: dict[str, Any]) -> None:

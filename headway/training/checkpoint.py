@@ -16,7 +16,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Container, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -109,7 +109,7 @@ class Checkpoints:
     def write(self, snapshot: Snapshot, keep: int, wanted: Callable[[], bool] = lambda: True) -> None:
         """Write a checkpoint, give it its name, and let go of older ones; stop where it is not `wanted` any more."""
         temporary = self.begin(snapshot.step)
-        try:
+        with or_nothing(temporary):
             manifest = {}
             for name, data in snapshot.files():
                 if not wanted():
@@ -117,9 +117,6 @@ class Checkpoints:
                 write_synced(temporary / name, data)
                 manifest[name] = fingerprint(data)
             self.seal(temporary, manifest)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
         self.publish(temporary, snapshot.step, keep)
 
     def begin(self, step: int) -> Path:
@@ -307,6 +304,16 @@ class Writer:
         elif self.thread is not None:  # the error that ended the block is the one to be told
             self.wanted = not isinstance(error, KeyboardInterrupt)
             self.thread.join(None if self.wanted else GRACE)
+
+
+@contextmanager
+def or_nothing(folder: Path) -> Iterator[None]:
+    """Within it the folder is filled; where that fails, it is not there any more."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

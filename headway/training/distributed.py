@@ -37,7 +37,7 @@ from headway.ranks import ALONE, Ranks
 from headway.tasks.base import IGNORE, Batch, Task
 from headway.training import device as devices
 from headway.training import engines, sharded
-from headway.training.checkpoint import Checkpoints, State, Writer, fingerprint, tensors_of
+from headway.training.checkpoint import Checkpoints, State, Writer, fingerprint, or_nothing, tensors_of
 from headway.training.engine import Engine, Outcome, Plain, clip_gradients
 from headway.training.optimizer import Optimizer
 from headway.training.order import mix
@@ -263,17 +263,18 @@ class PartsWriter(Writer):
     def save(self, model: nn.Module, optimizer: Optimizer | None, state: State, keep: int) -> None:
         ranks, checkpoints = self.ranks, self.checkpoints
         folder = ranks.led(lambda: checkpoints.begin(state.step))
-        sharded.write(folder, tensors_of(model) | (optimizer.state() if optimizer is not None else {}))
-        mine = folder.glob(f"{sharded.MARK}{ranks.rank + 1:05d}-*")
-        manifest = dict(ranks.gather([(path.name, fingerprint(path.read_bytes())) for path in mine]))
 
-        def publish() -> None:
+        def seal() -> None:
             data = json.dumps(asdict(state), indent=1).encode()
             write_synced(folder / "state.json", data)
             checkpoints.seal(folder, manifest | {"state.json": fingerprint(data)})
-            checkpoints.publish(folder, state.step, keep)
 
-        ranks.led(publish)
+        with or_nothing(folder) if ranks.leads else nullcontext():
+            sharded.write(folder, tensors_of(model) | (optimizer.state() if optimizer is not None else {}))
+            mine = folder.glob(f"{sharded.MARK}{ranks.rank + 1:05d}-*")
+            manifest = dict(ranks.gather([(path.name, fingerprint(path.read_bytes())) for path in mine]))
+            ranks.led(seal)
+        ranks.led(lambda: checkpoints.publish(folder, state.step, keep))
 
 
 def arrange(

@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from headway.cli import run_command
 from headway.configuration import RunSettings, load_settings
 from headway.console import Reporter
 from headway.errors import Interrupted, RunError, UserError
+from headway.ranks import ALONE
 from headway.training.checkpoint import Checkpoints, Snapshot, State, Writer, all_finite
+from headway.training.distributed import PartsWriter
 from headway.training.loop import Trainer, TrainingSettings
 from headway.training.optimizer import Optimizer, build_optimizer
 from tests.conftest import tiny_gpt
@@ -285,6 +288,27 @@ def test_a_write_that_fails_is_told_and_the_checkpoint_before_it_stays(
     assert Checkpoints(tmp_path / "run").latest(pytest.fail) == 8
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
     assert same(final_weights(headway.train(settings, tmp_path / "run", resume=True).path), expected)
+
+
+@pytest.mark.parametrize("fails", ["headway.training.sharded.write", "headway.training.distributed.write_synced"])
+def test_a_checkpoint_in_parts_that_cannot_be_written_leaves_nothing(
+    parts: tuple[torch.nn.Module, Optimizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    checkpoints, (model, optimizer) = Checkpoints(tmp_path), parts
+    writer = PartsWriter(checkpoints, ALONE)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is")
+        writer.save(model, optimizer, State(step=1), keep=2)
+
+        def full(folder: Path, *given: Any) -> None:
+            (folder if folder.is_dir() else folder.parent).joinpath("shard-00001-of-00001").write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(fails, full)
+        with pytest.raises(OSError, match="No space left"):
+            writer.save(model, optimizer, State(step=2), keep=2)
+    assert checkpoints.latest(pytest.fail) == 1
+    assert [path.name for path in checkpoints.directory.iterdir()] == ["step-00000001"]
 
 
 def test_a_failed_write_ends_the_run_at_the_next_step(

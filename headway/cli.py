@@ -15,6 +15,7 @@ import typer
 
 from headway import __version__
 from headway.console import show_anything
+from headway.cores import share_cores
 from headway.errors import Interrupted, Quit, UserError
 from headway.files import is_full
 
@@ -336,22 +337,13 @@ def data_prepare(
 def main() -> None:
     """What the shell calls."""
     show_anything()
-    wait_politely()
+    share_cores()
     code = run_command(sys.argv[1:])
     if "WORLD_SIZE" in os.environ:  # one of several processes
         from headway.ranks import leave
 
         leave(code)
     sys.exit(code)
-
-
-def wait_politely() -> None:
-    """Let threads that wait for one another give up the core soon, unless somebody has chosen; read when torch loads.
-
-    By itself OpenMP lets them spin so long that two programs on one machine nearly stand still (docs/training.md).
-    """
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
 def run_command(arguments: list[str]) -> int:

@@ -740,19 +740,3 @@ def test_data_check_reads_all_of_token_shards(tmp_path: Path, capsys: Captured) 
         assert message in captured.err and "1 of 2 files cannot be used" in captured.err
         (folder / name).write_bytes(whole[folder / name])
     assert run_command(["data", "check", str(folder)]) == 0
-
-
-def test_threads_give_up_a_core_soon_unless_somebody_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headway.cli import wait_politely
-
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
-    wait_politely()
-    assert os.environ["GOMP_SPINCOUNT"] == "1000"
-    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    wait_politely()
-    assert os.environ["GOMP_SPINCOUNT"] == "7"
-    monkeypatch.delenv("GOMP_SPINCOUNT")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    wait_politely()
-    assert "GOMP_SPINCOUNT" not in os.environ

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from headway.console import Reporter
+from headway.cores import available_cores
 from headway.errors import Interrupted, RunError, SettingsError, UserError, nearest
 from headway.files import Ownership, write_json
 from headway.text.plain import counted
@@ -94,10 +94,6 @@ def prepare(
         else:
             Preparation(folder, plan, workers or available_cores(), report).run()
     return Shards(out)
-
-
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # ---- what is to be done, and where it stands

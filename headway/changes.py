@@ -57,11 +57,6 @@ class Change:
         section, _, key = self.place.rpartition(".")
         return section in SECTIONS and key in HARMLESS
 
-    @property
-    def reopens(self) -> bool:
-        """Whether a run that was finished may have something left to do."""
-        return self.place in ("training.steps", "training.patience")
-
 
 def compare(old: dict[str, Any], new: dict[str, Any], place: str = "") -> list[Change]:
     """Every setting that differs."""
@@ -126,11 +121,12 @@ def write_data(directory: Path, data: Data) -> None:
     write_json(directory / DATA, kept)
 
 
-def refusal(change: Change, settings: RunSettings, step: int) -> str | None:
-    """Why a run with these settings that has made `step` steps cannot take the change; None where it can."""
-    place, earlier = change.place, steps_before(settings)
-    stage = "pretraining.training" if step < earlier else "training"
-    inside = step not in (0, earlier)
+def refusal(change: Change, old: RunSettings, new: RunSettings, step: int) -> str | None:
+    """Why a run that has made `step` steps cannot take the change, one of those from `old` to `new`; None where it
+    can."""
+    place, earlier, from_now_on = change.place, steps_before(old), steps_before(new)
+    stage = "pretraining.training" if step < from_now_on else "training"  # that it would go on with
+    inside = step not in (0, from_now_on)
     reasons = (
         (place.startswith("tokenizer"), "the run has its tokenizer.json already"),
         (place.startswith("model.") and place not in SAME_WEIGHTS and step > 0, "its weights are of the old model"),

@@ -216,13 +216,9 @@ def train_in(
     parameters = parameter_count(model)
     layout, how = arrange(model, ranks, device, [stage.settings for stage in stages], settings.training.parallel)
     with make_directory(directory) if ranks.leads else nullcontext():
-        if not going_on and ranks.leads:
-            if (directory / "run.toml").exists() and not resume:  # somebody was faster
-                raise RunError(f"{directory}: another run has just begun there; choose another directory with --out")
-            if not changes:
-                write_text(directory / "run.toml", settings.to_toml())
-            tokenizer.save(directory / "tokenizer.json")
         if ranks.leads:
+            if not going_on:
+                begin(directory, None if changes else settings, tokenizer, resume)
             sign(directory)
         report.say(
             f"{directory}: {settings.model.kind} with {parameters:,} parameters, {len(tokenizer):,} tokens "
@@ -239,13 +235,23 @@ def train_in(
             layout=layout,
         )
         if resume:
-            trainer.resume(reopen=any(change.reopens for change in changes))
-        if changes and ranks.leads:  # only now that the run has taken them
-            kept = rewrite(directory / "run.toml", settings)
-            report.say("\n  - ".join([f"settings changed (those before are in {kept}):", *map(str, changes)]))
-        if ranks.leads:
+            trainer.resume()
+        if trainer.state.done:
+            if changes or other_data:
+                report.say("nothing is left to train: its record keeps the settings and data that it was trained with")
+        elif ranks.leads:  # only now that the run has taken them
+            keep_changes(directory, settings, changes, report)
             keep_data(directory, data, other_data, report)
         trainer.run()
+
+
+def begin(directory: Path, settings: RunSettings | None, tokenizer: Tokenizer, resume: bool) -> None:
+    """Write what a run begins with; `settings` where its run file is not to stay as it is."""
+    if (directory / "run.toml").exists() and not resume:  # somebody was faster
+        raise RunError(f"{directory}: another run has just begun there; choose another directory with --out")
+    if settings is not None:
+        write_text(directory / "run.toml", settings.to_toml())
+    tokenizer.save(directory / "tokenizer.json")
 
 
 def kept_tokenizer(directory: Path) -> Tokenizer:
@@ -365,7 +371,7 @@ def check_changes(directory: Path, settings: RunSettings, accept_changes: bool) 
     if not changes:
         return []
     step = Checkpoints(directory).latest(lambda note: None) or 0
-    impossible = [f"{change}; {why}" for change in changes if (why := refusal(change, old, step)) is not None]
+    impossible = [f"{change}; {why}" for change in changes if (why := refusal(change, old, settings, step)) is not None]
     serious = [f"{change}{consequence(change, old, step)}" for change in changes if not change.harmless]
     anew = "start anew with another --out"
     if impossible:
@@ -399,6 +405,13 @@ def check_data(directory: Path, settings: RunSettings, data: Data, accept_change
             "anew with another --out"
         )
     return shown
+
+
+def keep_changes(directory: Path, settings: RunSettings, changes: list[Change], report: Reporter) -> None:
+    """The settings that the run has from now on."""
+    if changes:
+        kept = rewrite(directory / "run.toml", settings)
+        report.say("\n  - ".join([f"settings changed (those before are in {kept}):", *map(str, changes)]))
 
 
 def keep_data(directory: Path, data: Data, changes: list[str], report: Reporter) -> None:

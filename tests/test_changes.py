@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,11 +140,73 @@ def test_a_change_of_a_stage_that_has_not_begun_is_exact(run_file: Path, tmp_pat
 def test_what_a_change_means_depends_on_where_the_run_stands(
     run_file: Path, place: str, step: int, refused: bool, exact: bool
 ) -> None:
-    old = load_settings(run_file)
-    (change,) = compare(old.tables(), load_settings(run_file, [place]).tables())
-    assert (refusal(change, old, step) is not None) == refused
+    old, new = load_settings(run_file), load_settings(run_file, [place])
+    (change,) = compare(old.tables(), new.tables())
+    assert (refusal(change, old, new, step) is not None) == refused
     assert ("impossible" not in consequence(change, old, step)) == exact
     assert consequence(change, old, 0) == "" and not change.harmless
+
+
+@pytest.mark.parametrize(("before", "after"), [("muon", "adamw"), ("adamw", "muon")])
+def test_a_stage_that_is_over_and_grows_keeps_its_optimizer(
+    run_file: Path, tmp_path: Path, before: str, after: str
+) -> None:
+    sets = [*LOGGED, f"pretraining.training.optimizer={before}"]
+    with pytest.raises(Interrupted):
+        headway.train(run_file, tmp_path / "run", sets, watch=StopAt(6))
+    longer = [*LOGGED, "pretraining.training.steps=9"]
+    with pytest.raises(RunError, match=r"pretraining.training.optimizer: .* in the middle of a stage"):
+        other = [*longer, f"pretraining.training.optimizer={after}"]
+        headway.train(run_file, tmp_path / "run", other, resume=True, accept_changes=True)
+    kept = [*longer, f"pretraining.training.optimizer={before}"]
+    assert headway.train(run_file, tmp_path / "run", kept, resume=True, accept_changes=True).state.step == 14
+
+
+class Killed(BaseException):
+    """As a process that is killed leaves a run: nothing more is written."""
+
+
+def killed_at(step: int) -> Callable[[dict[str, Any]], None]:
+    def watch(record: dict[str, Any]) -> None:
+        if record["step"] == step:
+            raise Killed
+
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("first", "more", "end"),
+    [
+        ([], "training.steps=20", 26),
+        (["training.steps=0"], "pretraining.training.steps=20", 20),
+        (["training.steps=30", "training.evaluate_every=1", "training.patience=1"], "training.patience=0", 36),
+    ],
+)
+def test_a_finished_run_that_was_given_more_and_was_killed_still_goes_on(
+    run_file: Path, tmp_path: Path, first: list[str], more: str, end: int
+) -> None:
+    """Though its run file says by then what is asked for."""
+    out = tmp_path / "run"
+    done = headway.train(run_file, out, [*LOGGED, *first]).state
+    assert done.done and done.step < end
+    with pytest.raises(Killed):
+        headway.train(out, out, [more], resume=True, accept_changes=True, watch=killed_at(done.step + 1))
+    assert headway.train(out, out, resume=True).state.step == end
+    report = Said()
+    headway.train(out, out, resume=True, report=report)
+    assert any(f"finished at step {end} already" in line for line in report.lines)
+
+
+def test_a_finished_run_takes_nothing_that_it_was_not_trained_with(run_file: Path, tmp_path: Path) -> None:
+    run = headway.train(run_file, tmp_path / "run")
+    before = contents(run.path)
+    with open(run_file.parent / "wiki.txt", "a") as file:
+        file.write("Di Nye. Di Nye was born in Rome .\n")
+    report = Said()
+    sets = ["training.learning_rate=0.5", "training.keep=7"]
+    headway.train(run.path, run.path, sets, resume=True, accept_changes=True, report=report)
+    assert contents(run.path) == before
+    assert any("nothing is left to train" in line for line in report.lines)
 
 
 def test_the_flag_is_for_runs_that_are_resumed(run_file: Path, capsys: Captured) -> None:

@@ -184,8 +184,8 @@ class Trainer:
         self.resumed_at: int | None = None
         self.state.tokenizer = self.fingerprint
 
-    def resume(self, reopen: bool = False) -> None:
-        """Go back to the newest whole checkpoint; `reopen` goes on with a finished run that has steps left."""
+    def resume(self) -> None:
+        """Go back to the newest whole checkpoint. A finished run that was given more steps or patience goes on."""
         newest, step = self.ranks.led(self.recover)
         if step is None:
             self.report.say("no checkpoint yet: beginning at step 0")
@@ -193,7 +193,8 @@ class Trainer:
         self.state = self.checkpoints.state(step)
         self.checkpoints.load_model(step, self.model)
         self.resumed_at = step
-        self.state.done = self.state.done and not (reopen and step < self.stages[-1].end)
+        last = self.stages[-1]
+        self.state.done = self.state.done and (step >= last.end or self.is_enough(last))
         self.ranks.led(lambda: self.tidy(step, newest))
         again = f"; steps {step + 1:,} to {newest:,} are trained again" if newest > step else ""
         self.report.say(
@@ -484,10 +485,14 @@ class Trainer:
         if better:
             state.best_value, state.best_step = value, state.step
         state.since_best = 0 if better else state.since_best + 1
-        enough = 0 < stage.settings.patience <= state.since_best
+        enough = self.is_enough(stage)
         if enough:
             self.report.say(f"{stage.name}: no better score in {state.since_best} evaluations, stopping early")
         return better, enough
+
+    def is_enough(self, stage: Stage) -> bool:
+        """Whether there was no better score for as many evaluations as the stage has patience for."""
+        return 0 < stage.settings.patience <= self.state.since_best
 
     def record(self, record: dict[str, Any]) -> None:
         if not self.ranks.leads:

@@ -46,7 +46,7 @@ class Padded(Engine):
         loss = next_token_loss(self.model, padded_to(batch, self.width)) / batch.learned()
         loss.backward()
         norm = clip_gradients(self.model, self.clip)
-        self.optimizer.step_unless_infinite(norm)
+        self.optimizer.step_if_finite(loss, norm)
         self.optimizer.zero_grad()
         return Outcome(batch.tokens, len(batch.inputs) * self.width, loss.detach(), norm, {})
 

@@ -140,7 +140,7 @@ class Captured(Engine):
             means += buffer.means(torch.cat(rows), learned)
         self.optimizer.unscale()
         norm = clip_gradients(self.model, self.clip)
-        self.optimizer.step_unless_infinite(norm)
+        self.optimizer.step_if_finite(total, norm)
         return total, norm, torch.stack(means)
 
     def forget_gradients(self) -> None:

@@ -208,14 +208,14 @@ class Together(Engine):
                 with self.layout.exchanging(number == len(pieces)):
                     share = streams[place].weight / learned[place]
                     sums[place] += self.gradients(streams[place], piece.to(device), share)
+        means = [total / count for total, count in zip(ranks.total(sums).unbind(), learned, strict=True)]
+        loss = torch.stack([stream.weight * mean for stream, mean in zip(streams, means, strict=True)]).sum()
         with during("clipping"):
             optimizer.unscale()
             norm = full(clip_gradients(plain.model, plain.clip))
         with during("optimizer"):
-            optimizer.step_unless_infinite(norm)
+            optimizer.step_if_finite(loss, norm)
             optimizer.zero_grad()
-        means = [total / count for total, count in zip(ranks.total(sums).unbind(), learned, strict=True)]
-        loss = torch.stack([stream.weight * mean for stream, mean in zip(streams, means, strict=True)]).sum()
         losses = {stream.name: mean for stream, mean in zip(streams, means, strict=True)}
         positions = int(ranks.total(torch.tensor(sum(piece.inputs.numel() for _, piece in pieces))))
         return Outcome(int(counts[:, 0].sum()), positions, loss, norm, losses)

@@ -1,7 +1,7 @@
 """How a step is carried out: batches, gradients, clipping, update.
 
 `Plain` runs it operation by operation, on any device. On a CPU it cuts a batch by length, and padding is not computed.
-A step whose gradient is not finite changes no weight.
+A step whose loss or gradient is not finite changes no weight.
 
 Shapes: B rows, T tokens.
 """
@@ -73,7 +73,7 @@ class Plain(Engine):
             self.optimizer.unscale()
             norm = clip_gradients(self.model, self.clip)
         with during("optimizer"):
-            self.optimizer.step_unless_infinite(norm)
+            self.optimizer.step_if_finite(total, norm)
             self.optimizer.zero_grad()
         return Outcome(sum(batch.tokens for _, batch in batches), positions, total, norm, losses)
 

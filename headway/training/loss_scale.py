@@ -24,9 +24,8 @@ class LossScale:
     def tensors(self) -> dict[str, Tensor]:
         return {"value": self.value, "calm": self.calm}
 
-    def update(self, norm: Tensor) -> None:
-        """After a step whose gradient had this norm."""
-        fits = norm.isfinite()
+    def update(self, fits: Tensor) -> None:
+        """After a step whose loss and gradient were numbers, or were not."""
         calm = (self.calm + 1.0) * fits
         grows = calm >= CALM
         self.value.mul_(torch.where(fits, 1.0 + grows, 0.5))

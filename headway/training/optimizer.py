@@ -69,17 +69,18 @@ class Optimizer:
             return False
         return math.isfinite(loss)
 
-    def step_unless_infinite(self, norm: Tensor) -> None:
-        """Update the weights, unless the norm of the gradient says that it is no number: then nothing changes.
+    def step_if_finite(self, loss: Tensor, norm: Tensor) -> None:
+        """Update the weights, unless the loss or the norm of the gradient is no number: then nothing changes.
 
         Where the rates are tensors on a GPU, the decision is taken there, without waiting for it.
         """
+        finite = loss.isfinite() & norm.isfinite()
         if self.scale is not None:
-            self.scale.update(norm)
+            self.scale.update(finite)
         if isinstance(self.parts[-1].param_groups[0]["lr"], Tensor):
             for part in self.parts:
-                part.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
-        elif not norm.isfinite():
+                part.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        elif not finite:
             return
         for part in self.parts:
             part.step()

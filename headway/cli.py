@@ -80,6 +80,12 @@ def train(
     sets: Sets = None,
     out: Annotated[Optional[Path], typer.Option(help="The run directory; runs/NAME without it.")] = None,  # noqa: UP045
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
+    back_to: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            metavar="STEP", min=0, help="With --resume: from the checkpoint of this step; those after it are removed."
+        ),
+    ] = None,
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="With --resume: go on under other settings, or on other data.")
     ] = False,
@@ -100,7 +106,7 @@ def train(
         if source is None and not recipes:
             raise UserError("name one of these recipes, or a run file")
         return
-    train_command(source, sets or [], out, resume, accept_changes, tensorboard, profile, strict)
+    train_command(source, sets or [], out, resume, back_to, accept_changes, tensorboard, profile, strict)
 
 
 @app.command()

@@ -57,6 +57,7 @@ def train_command(
     sets: list[str],
     out: Path | None,
     resume: bool,
+    back_to: int | None = None,
     accept_changes: bool = False,
     tensorboard: bool = False,
     profile: bool = False,
@@ -67,15 +68,15 @@ def train_command(
         if strict:
             settings.task = be_strict(settings.task)
         report = reporter() if ranks.leads else Reporter()
-        directory = out or ranks.led(
-            lambda: resumed_directory(source, settings.name) if resume else own_directory(settings.name)
+        directory = ranks.led(
+            lambda: out or (resumed_directory(source, settings.name) if resume else own_directory(settings.name))
         )
         if out is None and not resume and directory.name != settings.name and not directory.exists():
             report.say(f"runs/{settings.name} is there already (go on with --resume); this run goes to {directory}")
         events = TensorBoard(directory / "tensorboard") if tensorboard and ranks.leads else None
         watch = events or (lambda record: None)
         try:
-            run = train(settings, directory, (), resume, report, watch, accept_changes, profile)
+            run = train(settings, directory, (), resume, report, watch, accept_changes, profile, back_to)
         except (Interrupted, Quit) as stop:
             raise type(stop)(f"{stop}; go on with: headway train {directory} --resume", stop.number) from None
         finally:

@@ -157,22 +157,26 @@ def train(
     watch: Callable[[Record], None] = lambda record: None,
     accept_changes: bool = False,
     profile: bool = False,
+    back_to: int | None = None,
 ) -> Run:
     """Train what a recipe, a run file, tables or settings say, into the directory `out`.
 
-    With `resume`, `out` is continued from its newest checkpoint; a finished run is left as it is. With `accept_changes`
-    it is continued under other settings than it had, or on other data; the old run file is kept as run.toml.1. With
-    `profile`, a window of steps is looked at, and where their time went is written to profile.txt and profile.json.gz.
+    With `resume`, `out` is continued from its newest checkpoint; a finished run is left as it is. With `back_to` it is
+    continued from the checkpoint of that step, and those after it are removed. With `accept_changes` it is continued
+    under other settings than it had, or on other data; the old run file is kept as run.toml.1. With `profile`, a window
+    of steps is looked at, and where their time went is written to profile.txt and profile.json.gz.
 
     Processes that torchrun started train one run together; those that it started again continue theirs.
     """
     with joined() as ranks:
         settings = source if isinstance(source, RunSettings) else load_settings(source, overrides)
-        directory = Path(out) if out is not None else ranks.led(lambda: own_directory(settings.name))
-        resume = resume or ranks.led(lambda: was_begun_by_this_job(directory))
+        directory = ranks.led(lambda: Path(out) if out is not None else own_directory(settings.name))
+        require_same_command(ranks, {"resume": resume, "accept_changes": accept_changes, "back_to": back_to})
+        if ranks.led(lambda: was_begun_by_this_job(directory)):
+            resume, back_to = True, None  # it went back before it was started again
         if not ranks.leads:
             report, watch = Reporter(), lambda record: None
-        train_in(directory, settings, resume, report or Reporter(), watch, accept_changes, profile, ranks)
+        train_in(directory, settings, resume, report or Reporter(), watch, accept_changes, profile, back_to, ranks)
         ranks.wait()
         run = Run(directory, devices.choose_device(settings.training.device)[0].type)
         ranks.wait()  # until here, torchrun may start them again
@@ -189,13 +193,14 @@ def train_in(
     watch: Callable[[Record], None],
     accept_changes: bool,
     profile: bool,
+    back_to: int | None,
     ranks: Ranks,
 ) -> None:
     """Train in a directory, as one of `ranks`. All of them read; the one that leads writes."""
     prepared = prepared_tokenizer(settings)
     if prepared is not None:
         settings = replace(settings, tokenizer=agreed(settings.tokenizer, prepared))
-    changes = ranks.led(lambda: check_directory(directory, settings, resume, accept_changes))
+    changes = ranks.led(lambda: check_directory(directory, settings, resume, accept_changes, back_to))
     if ranks.leads:
         probe(directory)
     device, why = devices.choose_device(settings.training.device)
@@ -210,16 +215,14 @@ def train_in(
         devices.choose_precision(device, stage.settings.precision)
         data |= load_data(stage, report)
     require_alike(ranks, settings, tokenizer, data)
-    other_data = ranks.led(lambda: check_data(directory, settings, data, accept_changes) if going_on else [])
+    other_data = ranks.led(lambda: check_data(directory, settings, data, accept_changes, back_to) if going_on else [])
     torch.manual_seed(settings.training.seed)
     model = settings.model.build(len(tokenizer))
     parameters = parameter_count(model)
     layout, how = arrange(model, ranks, device, [stage.settings for stage in stages], settings.training.parallel)
     with make_directory(directory) if ranks.leads else nullcontext():
-        if ranks.leads:
-            if not going_on:
-                begin(directory, None if changes else settings, tokenizer, resume)
-            sign(directory)
+        if ranks.leads and not going_on:
+            begin(directory, None if changes else settings, tokenizer, resume)
         report.say(
             f"{directory}: {settings.model.kind} with {parameters:,} parameters, {len(tokenizer):,} tokens "
             f"({settings.tokenizer.kind}), on {devices.describe(device)} ({why}){how}"
@@ -235,7 +238,9 @@ def train_in(
             layout=layout,
         )
         if resume:
-            trainer.resume()
+            trainer.resume(back_to)
+        if ranks.leads:
+            sign(directory)
         if trainer.state.done:
             if changes or other_data:
                 report.say("nothing is left to train: its record keeps the settings and data that it was trained with")
@@ -289,6 +294,20 @@ def require_alike(ranks: Ranks, settings: RunSettings, tokenizer: Tokenizer, dat
         raise RunError(
             "\n  - ".join(["the processes of this run do not have the same settings and data:", *first_few(found)])
             + "\ngive all of them the same files and the same command"
+        )
+
+
+def require_same_command(ranks: Ranks, mine: dict[str, Any]) -> None:
+    """All processes of a run must have been asked for the same: what one of them does, the others wait for."""
+    first = ranks.led(lambda: mine)
+    here = f"process {ranks.rank} ({node()})"
+    found = ranks.gather(
+        [f"{key}: {first[key]} in process 0, {value} in {here}" for key, value in mine.items() if first[key] != value]
+    )
+    if found:
+        raise RunError(
+            "\n  - ".join(["the processes of this run were not asked for the same:", *first_few(found)])
+            + "\ngive all of them the same command"
         )
 
 
@@ -346,11 +365,16 @@ def build_stages(settings: RunSettings, tokenizer: Tokenizer) -> list[Stage]:
     return stages
 
 
-def check_directory(directory: Path, settings: RunSettings, resume: bool, accept_changes: bool) -> list[Change]:
+def check_directory(
+    directory: Path, settings: RunSettings, resume: bool, accept_changes: bool, back_to: int | None
+) -> list[Change]:
     """A new run needs a new or empty directory; returns what is to change in one that is resumed."""
     run_file = directory / "run.toml"
     if resume and run_file.is_file():
-        return check_changes(directory, settings, accept_changes)
+        return check_changes(directory, settings, accept_changes, back_to)
+    if back_to is not None:
+        way = f"there is no run in {directory}" if resume else "add --resume"
+        raise UserError(f"--back-to {back_to} (back_to={back_to}) is for a run that is resumed; {way}")
     if accept_changes and not resume:
         raise UserError("--accept-changes (accept_changes=True) is for a run that is resumed; add --resume")
     if directory.exists() and (not directory.is_dir() or not is_empty(directory)):
@@ -364,13 +388,13 @@ def is_empty(directory: Path) -> bool:
     return all(path.name == ".lock" or is_temporary(path.name) for path in directory.iterdir())
 
 
-def check_changes(directory: Path, settings: RunSettings, accept_changes: bool) -> list[Change]:
+def check_changes(directory: Path, settings: RunSettings, accept_changes: bool, back_to: int | None) -> list[Change]:
     """What differs from the settings of the run in `directory`; harmless, or accepted, or an error."""
     old = load_settings(directory / "run.toml")
     changes = compare(old.tables(), settings.tables())
     if not changes:
         return []
-    step = Checkpoints(directory).latest(lambda note: None) or 0
+    step = standing(directory, back_to)
     impossible = [f"{change}; {why}" for change in changes if (why := refusal(change, old, settings, step)) is not None]
     serious = [f"{change}{consequence(change, old, step)}" for change in changes if not change.harmless]
     anew = "start anew with another --out"
@@ -388,12 +412,19 @@ def check_changes(directory: Path, settings: RunSettings, accept_changes: bool) 
     return changes
 
 
-def check_data(directory: Path, settings: RunSettings, data: Data, accept_changes: bool) -> list[str]:
+def standing(directory: Path, back_to: int | None) -> int:
+    """The step that a run which is resumed goes on from."""
+    return (Checkpoints(directory).latest(lambda note: None) or 0) if back_to is None else back_to
+
+
+def check_data(
+    directory: Path, settings: RunSettings, data: Data, accept_changes: bool, back_to: int | None
+) -> list[str]:
     """What differs from the data of the run in `directory`, and what that means; accepted, or an error."""
     changes = compare_data(read_data(directory), data)
     if not changes:
         return []
-    old, step = load_settings(directory / "run.toml"), Checkpoints(directory).latest(lambda note: None) or 0
+    old, step = load_settings(directory / "run.toml"), standing(directory, back_to)
     measured = measured_only(settings)
     shown = first_few([f"{change}{consequence(change, old, step, measured)}" for change in changes])
     if not accept_changes:

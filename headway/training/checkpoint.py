@@ -13,11 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,7 +33,7 @@ from headway.training import sharded
 from headway.training.optimizer import Optimizer
 
 MANIFEST = "manifest.json"
-NUMBERED = f"step-{'[0-9]' * 8}"
+NUMBER = re.compile(r"step-(\d{8,})")
 GRACE = 1.0  # seconds that a write is given to stop when the program quits
 
 
@@ -50,6 +51,7 @@ class State:
     tokenizer: str = ""  # fingerprint of the tokenizer these weights were trained with
     skipped: int = 0  # steps that changed nothing because their loss or gradient was no number
     skipped_in_a_row: int = 0
+    given_up: bool = False  # saved because the next step was no number: its weights may be spoilt already
 
 
 @dataclass
@@ -94,7 +96,8 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The checkpoints that exist, oldest first."""
-        return sorted(int(path.name.removeprefix("step-")) for path in self.directory.glob(NUMBERED))
+        names = (NUMBER.fullmatch(path.name) for path in self.directory.glob("step-*"))
+        return sorted(int(name[1]) for name in names if name)
 
     def require_room(self, model: nn.Module) -> None:
         """An error where the disk has no room for one checkpoint: the weights, and at least as much beside them."""
@@ -169,36 +172,62 @@ class Checkpoints:
     def best_known_at(self, step: int) -> int | None:
         try:
             return self.state(step).best_step
-        except (OSError, ValueError, TypeError):  # damaged, and never used again
+        except (OSError, ValueError, TypeError, AttributeError, RunError):  # damaged, and never used again
             return None
 
     def finish(self) -> None:
         """Give its name to a checkpoint that was whole when its process was killed. For the owner of the run."""
-        for temporary in self.directory.glob(f".{NUMBERED}.tmp"):
-            if damage(temporary) is None:
-                self.install(temporary)
+        for temporary in self.directory.glob(".step-*.tmp"):
+            with suppress(OSError):  # cannot be read, and so not finished either
+                if damage(temporary) is None:
+                    self.install(temporary)
 
     def clear_remains(self) -> None:
         """Remove what a killed process left unfinished. For the owner of the run."""
         for ending in ("tmp", "gone"):
-            for folder in self.directory.glob(f".{NUMBERED}.{ending}"):
+            for folder in self.directory.glob(f".step-*.{ending}"):
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def latest(self, say: Callable[[str], None], among: Container[int | None] | None = None) -> int | None:
-        """The newest checkpoint whose files are what its manifest says; others are named and passed over."""
+    def latest(
+        self, say: Callable[[str], None], among: Container[int | None] | None = None, owned: bool = False
+    ) -> int | None:
+        """The newest checkpoint whose files are what its manifest says; others are named and passed over. One that
+        cannot be read stops the owner of the run."""
         for step in reversed(self.steps()):
             if among is not None and step not in among:
                 continue
-            wrong = damage(self.path(step))
+            wrong = self.wrong_with(step, owned)
             if wrong is None:
                 return step
             say(f"{self.path(step)}: {wrong}; passed over")
         return None
 
+    def require(self, step: int) -> int:
+        """The checkpoint of `step`, which must be there and whole."""
+        if step not in self.steps():
+            there = ", ".join(f"{each:,}" for each in self.steps()) or "none"
+            raise RunError(f"{self.directory.parent}: no checkpoint of step {step:,}; there are: {there}")
+        wrong = self.wrong_with(step, owned=True)
+        if wrong is not None:
+            raise RunError(f"{self.path(step)}: {wrong}; put it back from a copy, or choose another")
+        return step
+
+    def wrong_with(self, step: int, owned: bool) -> str | None:
+        """What is wrong with a checkpoint, None where it is whole. Who owns the run stops at one that cannot be read:
+        it may be whole, and must not be thrown away for those that come after the one before it."""
+        try:
+            return damage(self.path(step))
+        except OSError as error:
+            wrong = f"cannot be read ({error.strerror})"
+            if owned:
+                way = "nothing was changed; try again, or move it away to go on from the one before"
+                raise RunError(f"{self.path(step)}: {wrong}; {way}") from None
+            return wrong
+
     def require_whole(self, say: Callable[[str], None]) -> int | None:
         """The newest whole checkpoint, None where there is none at all; an error where all of them are damaged."""
         notes: list[str] = []
-        step = self.latest(notes.append)
+        step = self.latest(notes.append, owned=True)
         if step is None and notes:
             listed = "".join(f"\n  - {note}" for note in notes)
             raise RunError(
@@ -219,7 +248,11 @@ class Checkpoints:
             )
 
     def state(self, step: int) -> State:
-        return State(**json.loads((self.path(step) / "state.json").read_text()))
+        found = json.loads((self.path(step) / "state.json").read_text())
+        unknown = ", ".join(found.keys() - {field.name for field in fields(State)})
+        if unknown:
+            raise RunError(f"{self.path(step)}: written by another version of Headway (state.json has {unknown})")
+        return State(**found)
 
     def load_model(self, step: int, model: nn.Module) -> None:
         """Put the weights of `step` into `model`."""
@@ -343,7 +376,8 @@ def all_finite(model: nn.Module) -> bool:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint's files, in words; None where they are what the manifest says."""
+    """What is wrong with a checkpoint's files, in words; None where they are what the manifest says. Files that are
+    there and cannot be read are an OSError."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         if not isinstance(manifest, dict) or "state.json" not in manifest or not any(map(holds_weights, manifest)):
@@ -355,8 +389,6 @@ def damage(folder: Path) -> str | None:
         return f"{MANIFEST} is damaged"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except OSError as error:
-        return f"cannot be read ({error})"
     return None
 
 

@@ -1,4 +1,4 @@
-"""What stands between a run and lost work: signals, steps that are no numbers, spikes of the loss, lack of memory."""
+"""What stands between a run and lost work: signals, steps that are no numbers, spikes of the loss."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def interruptible() -> Iterator[Callable[[], int]]:
     def note(number: int, frame: object) -> None:
         seen.append(number)
         if len(seen) > 1:
-            raise Quit("stopped at once, nothing more was saved; the last checkpoint is whole", number)
+            raise Quit("stopped at once, nothing more was saved; checkpoints from before are whole", number)
 
     before = {}
     for number in (signal.SIGINT, signal.SIGTERM):

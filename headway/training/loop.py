@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -184,37 +186,59 @@ class Trainer:
         self.resumed_at: int | None = None
         self.state.tokenizer = self.fingerprint
 
-    def resume(self) -> None:
-        """Go back to the newest whole checkpoint. A finished run that was given more steps or patience goes on."""
-        newest, step = self.ranks.led(self.recover)
+    def resume(self, back_to: int | None = None) -> None:
+        """Go back to the newest whole checkpoint, or to the one that is named: then those after it are let go.
+
+        A finished run that was given more steps or patience goes on.
+        """
+        newest, step, best_is_there = self.ranks.led(lambda: self.recover(back_to))
         if step is None:
             self.report.say("no checkpoint yet: beginning at step 0")
             return
         self.state = self.checkpoints.state(step)
         self.checkpoints.load_model(step, self.model)
         self.resumed_at = step
+        if not best_is_there:
+            self.state.best_step, self.state.best_value, self.state.since_best = None, None, 0
         last = self.stages[-1]
         self.state.done = self.state.done and (step >= last.end or self.is_enough(last))
-        self.ranks.led(lambda: self.tidy(step, newest))
+        self.ranks.led(lambda: self.tidy(step, newest, back_to is not None))
+        self.state.given_up = False
         again = f"; steps {step + 1:,} to {newest:,} are trained again" if newest > step else ""
         self.report.say(
             f"finished at step {step:,} already" if self.state.done else f"resuming after step {step:,}{again}"
         )
 
-    def recover(self) -> tuple[int, int | None]:
-        """(the newest checkpoint, the newest whole one); what a killed process left is cleared away."""
-        self.checkpoints.finish()
-        newest = max(self.checkpoints.steps(), default=0)
-        step = self.checkpoints.require_whole(self.report.say)
-        self.checkpoints.require_tokenizer(step, self.fingerprint)
-        self.checkpoints.clear_remains()
+    def recover(self, back_to: int | None) -> tuple[int, int | None, bool]:
+        """(the newest checkpoint, the one to go on from, whether the best one that it knows is whole). What a killed
+        process left is cleared away."""
+        checkpoints = self.checkpoints
+        checkpoints.finish()
+        newest = max(checkpoints.steps(), default=0)
+        step = checkpoints.require_whole(self.report.say) if back_to is None else checkpoints.require(back_to)
+        checkpoints.require_tokenizer(step, self.fingerprint)
+        checkpoints.clear_remains()
         if step is None:
             write_json_lines(self.metrics, [])
-        return newest, step
+            return newest, step, True
+        return newest, step, self.is_best_there(checkpoints.state(step))
 
-    def tidy(self, step: int, newest: int) -> None:
-        """Nothing in the directory is of later steps than `step`, where the run goes on."""
-        if newest == step:  # it may have been killed before older ones were let go
+    def is_best_there(self, state: State) -> bool:
+        """Whether the weights of the best score are still to be had; where they are not, that is said."""
+        if state.best_step in (None, state.step) or self.checkpoints.latest(
+            self.report.say, {state.best_step}, owned=True
+        ):
+            return True
+        self.report.say(f"the best score so far, at step {state.best_step:,}, has no weights any more: it is forgotten")
+        return False
+
+    def tidy(self, step: int, newest: int, for_good: bool) -> None:
+        """Nothing in the directory is of later steps than `step`, where the run goes on; `for_good` removes the
+        checkpoints after it at once."""
+        if for_good:
+            for later in (each for each in self.checkpoints.steps() if each > step):
+                self.checkpoints.remove(self.checkpoints.path(later))
+        elif newest == step and not self.state.given_up:  # it may have been killed before older ones were let go
             stage = next((stage for stage in self.stages if step <= stage.end), self.stages[-1])
             self.checkpoints.prune(step, stage.settings.keep)
         write_json_lines(self.metrics, [each for each in read_json_lines(self.metrics) if recorded_by(step, each)])
@@ -258,7 +282,7 @@ class Trainer:
                     self.catch_up(stage, plan, progress)
                 meter.lap()
                 profile.after(step - 1)
-                better, enough = self.evaluate(stage) if scored else (False, False)
+                better, enough = self.evaluate(stage, plan, progress) if scored else (False, False)
                 state.done = stage.final and (last or enough)
                 stop = self.ranks.highest(interrupted())
                 if saved or better or enough or stop:
@@ -272,7 +296,7 @@ class Trainer:
                     raise Interrupted(f"stopped after step {state.step:,}, state saved", stop)
                 meter.skip()
             if stage.final and not state.done:
-                self.evaluate(stage)  # it was given up at its last step, and is done for all that
+                self.evaluate(stage, plan, progress)  # it was given up at its last step, and is done for all that
                 state.done = True
                 self.save(stage, plan)
         self.report.say(f"{stage.name}: {meter.summary()}")
@@ -282,11 +306,7 @@ class Trainer:
         settings, state = stage.settings, self.state
         step = state.step - stage.begin
         share = plan.rate(step)
-        try:
-            done = self.step(stage, plan, step, share)
-        except UserError:
-            self.settle(stage, plan, progress)
-            raise
+        done = self.step(stage, plan, progress, step, share)
         logged = due(settings.log_every, step + 1) or state.step + 1 == stage.end
         if plan.at_hand:
             logged = self.look(stage, plan, step, float(done.loss), float(done.norm)) and logged
@@ -313,17 +333,20 @@ class Trainer:
         numbers = OnTheWay([*unseen.losses, *unseen.norms]).read()
         self.judge(stage, plan, *self.count_bad(plan, unseen.first, numbers))
 
-    def step(self, stage: Stage, plan: Plan, step: int, share: float) -> Outcome:
-        """One step of the stage; where there is no memory for it, the settings to change are named."""
+    def step(self, stage: Stage, plan: Plan, progress: Progress, step: int, share: float) -> Outcome:
+        """One step of the stage; where it fails, those before it are saved, and where there is no memory for it, the
+        settings to change are named."""
         try:
             with (
                 devices.repeatable(plan.meter.device, stage.settings.deterministic),
                 devices.tf32_products(plan.meter.device, stage.settings.precision == "tf32"),
             ):
                 return plan.engine.step(step, share)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
+        except Exception as error:
+            if not isinstance(error, MemoryError | RuntimeError) or not is_out_of_memory(error):
+                self.rescue(stage, plan, progress)
                 raise
+        self.rescue(stage, plan, progress)  # out here, where nothing of the failed step is held any more
         settings, last = stage.settings, self.last_checkpoint()
         pieces = settings.accumulate or "chosen by the device"
         rows = "".join(f" or streams.{side.name}.rows ({side.settings.rows})" for side in stage.sides)
@@ -406,9 +429,12 @@ class Trainer:
         """Save the weights as the last good step left them, and say what was wrong and which rows `step` saw."""
         settings, state = stage.settings, self.state
         if state.step > stage.begin and self.ranks.led(self.last_checkpoint) != state.step:
+            state.given_up = True
             self.save(stage, plan)
-        last = self.last_checkpoint()
-        before = f"; the last checkpoint is of step {last:,}" if last is not None else ""
+        steps = self.ranks.led(self.saved_steps)
+        before = f"; the last checkpoint is of step {steps[-1]:,}" if steps else ""
+        if steps[:-1]:
+            before += f" (go back to an earlier one with --resume --back-to {steps[-2]})"
         rate = plan.rate(step) * settings.learning_rate
         many, way = "", f', or pass over such steps with {stage.place}.bad_steps = "skip"'
         if settings.bad_steps == "skip":
@@ -437,11 +463,28 @@ class Trainer:
                 f"Lower {stage.place}.learning_rate or lengthen {stage.place}.warmup"
             )
         with during("checkpoints"):
-            self.writer.save(self.model, plan.optimizer, self.state, stage.settings.keep)
+            keep = sys.maxsize if self.state.given_up else stage.settings.keep  # an earlier one may be the better
+            self.writer.save(self.model, plan.optimizer, self.state, keep)
+            self.state.given_up = False
+
+    def rescue(self, stage: Stage, plan: Plan, progress: Progress) -> None:
+        """Keep the steps before something that failed, and is not their fault, as well as may be.
+
+        Several processes would wait for one another: of these, the last checkpoint counts.
+        """
+        with suppress(Exception):
+            self.catch_up(stage, plan, progress)
+            unsaved = self.state.step > stage.begin and self.last_checkpoint() != self.state.step
+            if unsaved and self.ranks.size == 1 and not plan.optimizer.updating:
+                self.save(stage, plan)
+                self.writer.wait()
+
+    def saved_steps(self) -> list[int]:
+        self.writer.wait()
+        return self.checkpoints.steps()
 
     def last_checkpoint(self) -> int | None:
-        self.writer.wait()
-        return max(self.checkpoints.steps(), default=None)
+        return max(self.saved_steps(), default=None)
 
     def plan(self, stage: Stage) -> Plan:
         """Get a stage's data, optimizer and schedule ready, at the step where the run stands."""
@@ -469,13 +512,18 @@ class Trainer:
         meter = Meter(self.state, costs, peak and peak * self.ranks.size, device)
         return Plan(engine, rate, optimizer, streams, spikes, device.type == "cpu", Unseen(), meter)
 
-    def evaluate(self, stage: Stage) -> tuple[bool, bool]:
+    def evaluate(self, stage: Stage, plan: Plan, progress: Progress) -> tuple[bool, bool]:
         """Score the model and remember the best: (is this the best so far, is it time to stop early)."""
         task, state = stage.task, self.state
-        with during("evaluation"):
-            result = self.layout.evaluate(task)  # in float32, as whoever loads the run will see it
+        try:
+            with during("evaluation"):
+                result = self.layout.evaluate(task)  # in float32, as whoever loads the run will see it
+        except Exception:
+            self.rescue(stage, plan, progress)
+            raise
         numbers = {key: value for key, value in result.items() if isinstance(value, int | float)}
-        self.record({"stage": stage.name, "step": state.step, "evaluation": numbers})
+        shown = {key: value if math.isfinite(value) else None for key, value in numbers.items()}
+        self.record({"stage": stage.name, "step": state.step, "evaluation": shown})
         value = numbers.get(task.metric)
         if value is None or not stage.final:
             return False, False

@@ -41,6 +41,7 @@ class Optimizer:
         self.parts = parts
         self.names = names
         self.scale = scale
+        self.updating = False  # True where an update failed: some weights may have had theirs
         self.peaks = [[float(group["lr"]) for group in part.param_groups] for part in parts]
 
     def set_rate(self, share: float) -> None:
@@ -82,8 +83,10 @@ class Optimizer:
                 part.found_inf = (~finite).float()  # type: ignore[attr-defined]
         elif not finite:
             return
+        self.updating = True
         for part in self.parts:
             part.step()
+        self.updating = False
 
     def snapshot(self) -> list[tuple[Tensor, Tensor]]:
         """Weights and state as they are, with copies of them on the CPU, for `restore`."""

@@ -139,7 +139,9 @@ def test_a_second_signal_quits_at_once_and_the_checkpoint_before_stays(
 
     monkeypatch.setattr(os, "fsync", fsync)
     began = time.monotonic()
-    with pytest.raises(Quit, match="stopped at once, nothing more was saved; the last checkpoint is whole") as caught:
+    with pytest.raises(
+        Quit, match="stopped at once, nothing more was saved; checkpoints from before are whole"
+    ) as caught:
         headway.train(settings, tmp_path / "run", watch=watch)
     assert caught.value.code == 143 and time.monotonic() - began < 10
     released.set()
@@ -176,7 +178,7 @@ def test_signals_of_a_real_process(run_file: Path) -> None:
     began = time.monotonic()
     shown = process.communicate(timeout=60)[1]
     assert process.returncode == 143 and time.monotonic() - began < 20
-    assert shown.endswith("; the last checkpoint is whole; go on with: headway train run --resume\n")
+    assert shown.endswith("; checkpoints from before are whole; go on with: headway train run --resume\n")
     assert Checkpoints(folder / "run").latest(pytest.fail) == 6  # the end of pretraining
     with pytest.raises(Interrupted):
         headway.train(folder / "run", folder / "run", resume=True, watch=StopAt(8))
@@ -404,7 +406,7 @@ def test_a_lack_of_memory_names_the_settings_to_change(
     shown = capsys.readouterr().err
     assert (
         "headway: out of memory at step 10; take it in more pieces with training.accumulate (now 2), or lower "
-        "training.batch_size (5); the last checkpoint is of step 8\n"
+        "training.batch_size (5); the last checkpoint is of step 9\n"
     ) in shown and "Traceback" not in shown
     at[:] = ["pretraining", 0]
     with pytest.raises(UserError, match=r"pretraining.training.batch_size \(4\); there is no checkpoint yet"):
@@ -654,7 +656,7 @@ def test_somebody_looks_at_last_though_no_line_is_due(run_file: Path, monkeypatc
     Spoilt(monkeypatch, {1}, gradient=NAN)
     monkeypatch.setattr(Unseen, "MOST", 3)
     sets = ["training.steps=30", "training.log_every=30", "training.checkpoint_every=0"]
-    with pytest.raises(UserError, match=r"^step 8 had a loss .* the last checkpoint is of step 9\."):
+    with pytest.raises(UserError, match=r"^step 8 had a loss .* the last checkpoint is of step 9 "):
         headway.train(run_file, run_file.parent / "out", sets)
 
 

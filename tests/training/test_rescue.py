@@ -1,0 +1,273 @@
+"""What fails costs no steps that were made before it, and a run can go back to an earlier checkpoint."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headway
+from headway.cli import run_command
+from headway.errors import Interrupted, RunError, UserError
+from headway.tasks import QuestionAnswering
+from headway.training import checkpoint
+from headway.training.checkpoint import Checkpoints
+from headway.training.engine import Outcome, Plain
+from headway.training.loop import Trainer
+from tests.training.test_checkpoint import Said
+from tests.training.test_faults import LOGGED
+from tests.training.test_resume import StopAt, final_weights, same
+
+RARELY = [*LOGGED, "pretraining.training.checkpoint_every=0", "training.checkpoint_every=0"]
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: Exception, at: int = 3) -> None:
+    """The step `at` of the second stage fails, before its update."""
+    plain = Plain.step
+
+    def step(self: Plain, step: int, rate: float) -> Outcome:
+        if self.streams[0].name == "training" and step == at:
+            raise error
+        return plain(self, step, rate)
+
+    monkeypatch.setattr(Plain, "step", step)
+
+
+@pytest.mark.parametrize("error", [UserError("a damaged shard"), OSError("gone"), MemoryError(), ValueError("a fault")])
+def test_steps_before_one_that_fails_are_saved_and_go_on_exactly(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    expected = final_weights(headway.train(run_file, tmp_path / "whole", RARELY).path)
+    with monkeypatch.context() as patch:
+        failing(patch, error)
+        with pytest.raises(UserError if isinstance(error, MemoryError) else type(error)):
+            headway.train(run_file, tmp_path / "run", RARELY)
+    assert Checkpoints(tmp_path / "run").steps() == [6, 9]
+    assert same(final_weights(headway.train(run_file, tmp_path / "run", RARELY, resume=True).path), expected)
+
+
+def test_a_step_that_fails_in_its_update_is_not_saved(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some weights may have had their update, and others not."""
+    plain, calls = torch.optim.AdamW.step, [0]
+
+    def step(self: torch.optim.AdamW, *given: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 9:
+            raise RuntimeError("half way")
+        return plain(self, *given)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    with pytest.raises(RuntimeError, match="half way"):
+        headway.train(run_file, tmp_path / "run", RARELY)
+    assert Checkpoints(tmp_path / "run").steps() == [6]
+
+
+def test_an_evaluation_that_fails_costs_no_step(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = headway.train(run_file, tmp_path / "whole", RARELY)
+
+    def fail(*given: Any, **options: Any) -> None:
+        raise UserError("out of memory, even for one row at a time")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(QuestionAnswering, "evaluate", fail)
+        with pytest.raises(UserError, match="one row"):
+            headway.train(run_file, tmp_path / "run", RARELY)
+    assert Checkpoints(tmp_path / "run").steps() == [6, 11] and not Checkpoints(tmp_path / "run").state(11).done
+    run = headway.train(run_file, tmp_path / "run", RARELY, resume=True)
+    assert run.state.done and run.evaluation == expected.evaluation
+    assert same(final_weights(run.path), final_weights(expected.path))
+
+
+def test_what_cannot_be_saved_does_not_hide_what_went_wrong(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, ValueError("a fault"))
+    monkeypatch.setattr(Trainer, "save", lambda *given: (_ for _ in ()).throw(OSError("no disk")))
+    with pytest.raises((ValueError, OSError)) as caught:
+        headway.train(run_file, tmp_path / "run", ["pretraining.training.steps=0", *RARELY])
+    assert str(caught.value) == "a fault"
+
+
+# ---- scores
+
+
+def scored(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
+    remaining = iter(values)
+    monkeypatch.setattr(
+        QuestionAnswering, "evaluate", lambda self, *given, **options: {"questions": 4, "accuracy": next(remaining)}
+    )
+
+
+EVERY = [
+    "training.evaluate_every=1",
+    "training.checkpoint_every=1",
+    "training.log_every=1",
+    "training.keep=1",
+    "training.steps=8",
+]
+
+
+@pytest.mark.parametrize("harm", ["flip", "remove"])
+def test_a_best_checkpoint_that_is_damaged_is_forgotten_and_the_next_best_is_kept(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    out = tmp_path / "run"
+    scored(monkeypatch, [0.1, 0.9, 0.2, 0.3, 0.5, 0.4, 0.3, 0.2])
+    with pytest.raises(Interrupted):
+        headway.train(run_file, out, EVERY, watch=StopAt(10))
+    best = out / "checkpoints" / "step-00000008" / "model.safetensors"
+    assert Checkpoints(out).steps() == [8, 10]
+    if harm == "flip":
+        content = bytearray(best.read_bytes())
+        content[-1] ^= 1
+        best.write_bytes(content)
+    else:
+        best.unlink()
+    report = Said()
+    run = headway.train(run_file, out, EVERY, resume=True, report=report)
+    assert any("step-00000008: model.safetensors is" in line for line in report.lines)
+    assert any("the best score so far, at step 8, has no weights any more" in line for line in report.lines)
+    assert (run.state.best_step, run.state.best_value, run.step) == (11, 0.5, 11)
+
+
+def test_patience_counts_on_when_a_run_is_resumed(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal is not better."""
+    values = [0.1, 0.3, 0.3, 0.2, 0.1, 0.9, 0.9, 0.9]
+    for stop in (0, 8, 9, 10):
+        scored(monkeypatch, values)
+        out = tmp_path / f"run-{stop}"
+        sets = [*EVERY, "training.patience=3"]
+        if stop:
+            with pytest.raises(Interrupted):
+                headway.train(run_file, out, sets, watch=StopAt(stop))
+        run = headway.train(run_file, out, sets, resume=True)
+        assert (run.state.step, run.state.best_step, run.state.since_best) == (11, 8, 3), stop
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_score_that_is_no_number_is_never_the_best_and_the_record_stays_json(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    scored(monkeypatch, [value, 0.25, value, 0.1, value, value, value, value])
+    run = headway.train(run_file, tmp_path / "run", EVERY)
+    assert (run.state.best_step, run.state.best_value) == (8, 0.25)
+
+    def refuse(name: str) -> None:
+        pytest.fail(f"{name} is no JSON")
+
+    lines = (run.path / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line, parse_constant=refuse).get("evaluation") for line in lines]
+    assert [each["accuracy"] for each in found if each] == [None, 0.25, None, 0.1, None, None, None, None]
+
+
+# ---- going back
+
+
+class SpoiltFrom:
+    """From one step of the second stage on, every loss is no number."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+        plain = Plain.step
+
+        def step(engine: Plain, step: int, rate: float) -> Outcome:
+            done = plain(engine, step, rate)
+            if engine.streams[0].name == "training" and step >= at:
+                done.loss = torch.tensor(math.nan)
+            return done
+
+        monkeypatch.setattr(Plain, "step", step)
+
+
+def test_a_run_that_was_given_up_keeps_earlier_checkpoints_and_goes_back_to_them(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is saved then may be spoilt already; only a regular checkpoint lets go of what was there before."""
+    sets = [*LOGGED, "training.checkpoint_every=2", "training.keep=1", "training.steps=9"]
+    expected = final_weights(headway.train(run_file, tmp_path / "whole", sets).path)
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        SpoiltFrom(patch, at=3)
+        for _ in range(2):  # a second try does not throw it away either
+            with pytest.raises(UserError, match=r"checkpoint is of step 9 \(go back .* --resume --back-to 8\)"):
+                headway.train(run_file, out, sets, resume=out.exists())
+            assert Checkpoints(out).steps() == [8, 9]
+    command = ["train", str(out), "--resume", "--back-to"]
+    assert run_command([*command, "7"]) == 2
+    assert f"{out}: no checkpoint of step 7; there are: 8, 9" in capsys.readouterr().err
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        headway.train(run_file, out, sets, resume=True, back_to=8, watch=StopAt(9))
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 10))
+    assert run_command([*command, "9"]) == 0
+    assert same(final_weights(out), expected)
+
+
+def test_to_go_back_removes_what_comes_after(run_file: Path, tmp_path: Path) -> None:
+    sets = [*LOGGED, "training.checkpoint_every=1", "training.keep=9"]
+    run = headway.train(run_file, tmp_path / "run", sets)
+    with pytest.raises(Interrupted):
+        headway.train(run.path, run.path, resume=True, back_to=8, watch=StopAt(9))
+    assert run.checkpoints.steps() == [4, 6, 7, 8, 9]
+    assert headway.train(run.path, run.path, resume=True).state.step == 11
+
+
+def test_going_back_is_for_runs_that_are_there(run_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--back-to 3 .* add --resume"):
+        headway.train(run_file, tmp_path / "run", back_to=3)
+    with pytest.raises(UserError, match=r"--back-to 3 .* there is no run in"):
+        headway.train(run_file, tmp_path / "run", resume=True, back_to=3)
+    assert not (tmp_path / "run").exists()
+
+
+# ---- checkpoints that cannot be read, or not by this version
+
+
+def test_a_checkpoint_that_cannot_be_read_stops_its_owner_and_is_not_thrown_away(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Interrupted):
+        headway.train(run_file, tmp_path / "run", LOGGED, watch=StopAt(8))
+    steps = Checkpoints(tmp_path / "run").steps()
+    plain = checkpoint.damage
+
+    def damage(folder: Path) -> str | None:
+        if folder.name == f"step-{steps[-1]:08d}":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return plain(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "damage", damage)
+        with pytest.raises(RunError, match=r"cannot be read \(Input/output error\); nothing was changed; try again"):
+            headway.train(run_file, tmp_path / "run", LOGGED, resume=True)
+        assert any("cannot be read" in note for note in headway.load(tmp_path / "run").notes)
+    assert Checkpoints(tmp_path / "run").steps() == steps
+    assert headway.train(run_file, tmp_path / "run", LOGGED, resume=True).state.step == 11
+
+
+def test_checkpoints_are_found_beyond_a_hundred_million_steps(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for step in (99_999_999, 100_000_000, 7):
+        checkpoints.path(step).mkdir(parents=True)
+    (checkpoints.directory / "step-other").mkdir()
+    assert checkpoints.steps() == [7, 99_999_999, 100_000_000]
+
+
+def test_a_state_of_another_version_is_named(run_file: Path) -> None:
+    run = headway.train(run_file, run_file.parent / "run")
+    folder = run.checkpoints.path(11)
+    state = json.loads((folder / "state.json").read_text()) | {"colour": "red"}
+    (folder / "state.json").write_text(json.dumps(state))
+    with pytest.raises(RunError, match=r"another version of Headway \(state.json has colour\)"):
+        run.checkpoints.state(11)

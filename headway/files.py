@@ -9,8 +9,8 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -37,11 +37,17 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def write_synced(path: Path, data: bytes) -> None:
     """Write a file that is on the disk when this returns; an error has the name of the file."""
+    with named(path), open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """An error of the system within it has the name of the file or folder."""
     try:
-        with open(path, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield
     except OSError as error:
         if error.errno is not None:  # else it is a message, which a name would hide
             error.filename = str(path)

@@ -20,7 +20,7 @@ import torch
 
 from headway.console import Progress, Reporter, scores
 from headway.errors import Interrupted, UserError
-from headway.files import read_json_lines, write_json_lines
+from headway.files import named, read_json_lines, write_json_lines
 from headway.memory import is_out_of_memory
 from headway.models import Model
 from headway.settings import setting
@@ -545,7 +545,7 @@ class Trainer:
     def record(self, record: dict[str, Any]) -> None:
         if not self.ranks.leads:
             return
-        with open(self.metrics, "a", encoding="utf-8") as file:
+        with named(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         self.watch(record)
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from headway.files import named
+
 MARK = "shard-"  # what the names of parts begin with
 
 
@@ -40,7 +42,8 @@ def write(folder: Path, tensors: dict[str, Tensor]) -> None:
         checkpoint.save(tensors, storage_writer=checkpoint.HuggingFaceStorageWriter(str(folder), save_distributed=True))
     except checkpoint.CheckpointException as error:  # the same in every process
         cause, _ = next(iter(error.failures.values()))
-        raise cause from None
+        with named(folder):
+            raise cause from None
 
 
 def shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:

@@ -73,13 +73,19 @@ def many(ranks: Ranks) -> None:
         Path("found.json").write_text(json.dumps(found))
 
 
-def unlike(ranks: Ranks) -> str:
-    """What is said where every process was given another command."""
-    try:
-        headway.train(settings([*EXACT, f"training.batch_size={4 + ranks.rank}"]), "unlike")
-    except RunError as error:
-        return str(error)
-    return ""
+def unlike(ranks: Ranks) -> list[str]:
+    """What is said where every process was given another command: other settings, and other flags."""
+    said = []
+    for sets, options in (
+        ([f"training.batch_size={4 + ranks.rank}"], {}),
+        ([], {"resume": ranks.leads}),
+        ([], {"resume": True, "back_to": ranks.rank}),
+    ):
+        try:
+            headway.train(settings([*EXACT, *sets]), "unlike", **options)
+        except RunError as error:
+            said.append(str(error))
+    return said
 
 
 def stop(wanted: RunSettings, out: str, ranks: Ranks) -> None:

@@ -36,8 +36,12 @@ class RunError(UserError):
     """A run directory cannot be used as asked."""
 
 
+STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals that ask a program to end: Ctrl-C, the system, a terminal that was closed."""
+
+
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM came while training; the state is saved. `code` is the exit code: 128 and the signal."""
+    """One of `STOPS` came while training; the state is saved. `code` is the exit code: 128 and the signal."""
 
     def __init__(self, message: str, number: int = signal.SIGINT) -> None:
         super().__init__(message)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from statistics import median
 
 import torch
 from torch import Tensor
 
-from headway.errors import Quit
+from headway.errors import STOPS, Quit
 from headway.training.engine import Outcome
 from headway.training.streams import Stream
 
@@ -22,7 +24,7 @@ SHOWN = 5  # rows of a stream that a message names
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], int]]:
-    """Within it, the first Ctrl-C or SIGTERM is only noted; the second ends the program at once.
+    """Within it, the first Ctrl-C, SIGTERM or SIGHUP is only noted; the second ends the program at once.
 
     Yields a function that gives the number of the signal that came, 0 while there was none.
     """
@@ -30,11 +32,14 @@ def interruptible() -> Iterator[Callable[[], int]]:
 
     def note(number: int, frame: object) -> None:
         seen.append(number)
+        leave_closed_terminal()
         if len(seen) > 1:
             raise Quit("stopped at once, nothing more was saved; checkpoints from before are whole", number)
 
     before = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPS:
+        if number not in (signal.SIGINT, signal.SIGTERM) and signal.getsignal(number) is signal.SIG_IGN:
+            continue  # started by nohup
         try:
             before[number] = signal.signal(number, note)
         except ValueError:  # not the main thread: the caller's signals are the caller's
@@ -44,6 +49,14 @@ def interruptible() -> Iterator[Callable[[], int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # None: not set from Python
+
+
+def leave_closed_terminal() -> None:
+    """What is said from here on goes nowhere where it would go to a terminal that is not there any more."""
+    for handle in (1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(handle).st_mode) and not os.isatty(handle):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), handle)
 
 
 def describe_rows(streams: Sequence[Stream], step: int) -> str:

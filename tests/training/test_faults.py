@@ -4,18 +4,21 @@ a clock that is set back. Nothing is lost, and the message says what to do."""
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import math
 import os
 import random
 import re
 import resource
+import select
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
@@ -72,7 +75,7 @@ class SignalAt:
         monkeypatch.setattr(Trainer, "record", record)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_the_run_and_gives_its_exit_code(
     run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, number: int, code: int
 ) -> None:
@@ -182,6 +185,49 @@ def test_signals_of_a_real_process(run_file: Path) -> None:
     assert Checkpoints(folder / "run").latest(pytest.fail) == 6  # the end of pretraining
     with pytest.raises(Interrupted):
         headway.train(folder / "run", folder / "run", resume=True, watch=StopAt(8))
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_terminal_that_is_closed_saves_the_run(run_file: Path, live: bool) -> None:
+    """The one that the command writes to is gone, and nothing can be said any more."""
+    folder = run_file.parent
+    ours, theirs = os.openpty()
+    sets = ["--set", "training.steps=100000", "--set", "training.checkpoint_every=0", "--out", "run"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headway", "train", str(run_file), *sets],
+        cwd=folder,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+        env={**os.environ, "TERM": "xterm" if live else "dumb", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    os.close(theirs)
+    metrics = folder / "run" / "metrics.jsonl"
+    shown: list[bytes] = []
+    reader = threading.Thread(target=lambda: shown.append(read_until(ours, lambda: '"training"' in text_of(metrics))))
+    reader.start()
+    reader.join(60)
+    os.close(ours)
+    assert process.wait(60) == 129
+    step = Checkpoints(folder / "run").latest(pytest.fail)
+    assert step is not None and step > 6
+    last = [json.loads(line)["step"] for line in metrics.read_text().splitlines()][-1]
+    assert step >= last
+
+
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def read_until(handle: int, seen: Callable[[], bool]) -> bytes:
+    """What is written to a terminal until something is seen elsewhere."""
+    found = b""
+    while not seen():
+        if select.select([handle], [], [], 0.05)[0]:
+            found += os.read(handle, 4096)
+    return found
 
 
 def test_outside_the_main_thread_signals_are_left_alone() -> None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import numpy as np
 
 from headway.console import Reporter
 from headway.cores import available_cores
-from headway.errors import Interrupted, RunError, SettingsError, UserError, nearest
+from headway.errors import STOPS, Interrupted, Quit, RunError, SettingsError, UserError, nearest
 from headway.files import Ownership, write_json
 from headway.text.plain import counted
 from headway.text.preparation.blocks import (
@@ -149,9 +150,11 @@ def owned(folder: Path, plan: Plan, resume: bool) -> Iterator[Path]:
     with Ownership(folder):
         check_folder(folder, plan, resume)
         try:
-            yield folder
-        except KeyboardInterrupt:
-            raise Interrupted(f"stopped; {tidy(folder, made)}") from None
+            with ended_by_signals():
+                yield folder
+        except KeyboardInterrupt as stop:
+            number = stop.number if isinstance(stop, Quit) else signal.SIGINT
+            raise Interrupted(f"stopped; {tidy(folder, made)}", number) from None
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
             way = "make room" if full else "mend that"
@@ -169,6 +172,25 @@ def owned(folder: Path, plan: Plan, resume: bool) -> Iterator[Path]:
             raise
 
 
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Within it, SIGTERM and a closed terminal end the work as Ctrl-C does."""
+
+    def stop(number: int, frame: object) -> None:
+        raise Quit("stopped", number)
+
+    before = {}
+    for number in STOPS:
+        if number != signal.SIGINT and signal.getsignal(number) is not signal.SIG_IGN:
+            with suppress(ValueError):  # not the main thread
+                before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def check_folder(folder: Path, plan: Plan, resume: bool) -> None:
     """A new preparation needs a new or empty folder; one that is continued must have the same plan."""
     there = set(folder.iterdir()) - {folder / ".lock"} - set(remains(folder))
@@ -177,9 +199,12 @@ def check_folder(folder: Path, plan: Plan, resume: bool) -> None:
             raise RunError(f"{folder}: holds a finished preparation; train on it, or choose another folder with --out")
         known = Index.read(folder)
         before = {"shard_tokens": known.shard_tokens, "reading": known.reading, "sources": known.sources}
+        now = {key: plan.described()[key] for key in before}
         if isinstance(plan.tokenizer, Tokenizer):
-            before["tokenizer"] = known.tokenizer
-        refuse_other(folder, before, {key: plan.described()[key] for key in before})
+            before["tokenizer"], now["tokenizer"] = known.tokenizer, plan.tokenizer.fingerprint()
+        else:
+            before["tokenizer"], now["tokenizer"] = load(folder / "tokenizer.json").kind, plan.tokenizer
+        refuse_other(folder, before, now)
     elif (folder / UNFINISHED).is_file():
         if not resume:
             raise RunError(f"{folder}: holds an unfinished preparation; go on with --resume, or choose another --out")
@@ -199,8 +224,10 @@ def refuse_other(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> N
     for one, other in zip(old, new, strict=False):
         if one["path"] != other["path"]:
             found.append(f"{one['path']} there, {other['path']} now")
-        elif one != other:
+        elif one["size"] != other["size"]:
             found.append(f"{one['path']}: changed since ({one['size']:,} bytes then, {other['size']:,} now)")
+        elif one != other:
+            found.append(f"{one['path']}: was written to since, {one['size']:,} bytes as before")
     if found:
         raise RunError(
             "\n  - ".join([f"{folder}: was begun otherwise:", *found[:SHOWN]])

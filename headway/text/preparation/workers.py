@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from headway.errors import TextError
+from headway.errors import STOPS, TextError
 from headway.text.preparation.blocks import Block, Misread, Reading, texts_of
 from headway.text.preparation.lookup import Lookup, can_look_up
 from headway.text.shards import token_dtype
@@ -117,8 +117,9 @@ HERE: list[Worker] = []  # in a worker process: what it works with
 
 
 def start(worker: Worker) -> None:
-    """A worker leaves Ctrl-C to the process that started it, and ends when that one does, however it ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """A worker leaves signals to the process that started it, and ends when that one does, however it ended."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     HERE[:] = [worker]
     parent = parent_process()

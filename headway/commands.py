@@ -72,7 +72,8 @@ def train_command(
             lambda: out or (resumed_directory(source, settings.name) if resume else own_directory(settings.name))
         )
         if out is None and not resume and directory.name != settings.name and not directory.exists():
-            report.say(f"runs/{settings.name} is there already (go on with --resume); this run goes to {directory}")
+            there = Path("runs", settings.name)
+            report.say(f"{there} is there already (headway train {there} --resume continues it); this is {directory}")
         events = TensorBoard(directory / "tensorboard") if tensorboard and ranks.leads else None
         watch = events or (lambda record: None)
         try:
@@ -108,7 +109,8 @@ def opened(path: Path, device: str = "auto") -> Run:
 def summary(run: Run) -> str:
     """One line: how far it got and how good it is."""
     parts = [f"step {run.state.step:,}", f"{clock(run.state.seconds)} of training"]
-    return ", ".join(parts + [f"dev {score}" for score in scores(run.evaluation)])
+    best = [f"the best checkpoint is of step {run.step:,}"] if run.step != run.state.step else []
+    return ", ".join(parts + best + [f"dev {score}" for score in scores(run.evaluation)])
 
 
 def be_strict(settings: Any) -> Any:

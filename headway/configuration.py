@@ -193,6 +193,8 @@ def read_streams(tables: Any, problems: list[str]) -> dict[str, SideSettings]:
         if not isinstance(table, dict):
             problems.append(f"[{place}] must be a table, not {table!r}")
             continue
+        if name in ("training", "pretraining"):
+            problems.append(f"[{place}]: '{name}' is the name of a stage in the record; choose another")
         own = {key: value for key, value in table.items() if key != "task"}
         task = read_kind(TASKS, "name", None, table.get("task", {}), f"{place}.task", problems)
         stream = read(StreamSettings, own, place, problems)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -62,26 +62,49 @@ class Run:
         self.settings = load_settings(self.path / "run.toml")
         self.checkpoints = Checkpoints(self.path)
         self.notes: list[str] = []  # checkpoints that were passed over, and why
-        latest = self.checkpoints.latest(self.notes.append)
-        if latest is None:
-            why = "".join(f"\n  - {note}" for note in self.notes)
-            way = "put one back from a copy, then " if self.notes else ""
+        self.state = State()  # where training stands
+        self.step = 0  # of the weights that `model` has
+        self.look()
+        if not (self.path / "tokenizer.json").is_file():
             raise RunError(
-                f"{self.path}: no whole checkpoint in it; {way}go on with: headway train {self.path} --resume{why}"
+                f"{self.path / 'tokenizer.json'}: no such file; put it back from a copy, or let it be made again from "
+                f"the same data with: headway train {self.path} --resume"
             )
-        self.state: State = self.checkpoints.state(latest)  # where training stands
-        best = self.state.best_step if self.state.done else None
-        self.step = self.checkpoints.latest(self.notes.append, {best}) or latest
         self.tokenizer: Tokenizer = load_tokenizer(self.path / "tokenizer.json")
-        self.checkpoints.require_tokenizer(latest, self.tokenizer.fingerprint())
+        if self.state.tokenizer != self.tokenizer.fingerprint():
+            self.checkpoints.require_tokenizer(self.state.step, self.tokenizer.fingerprint())
         self.task = self.settings.task.build(self.tokenizer, self.settings.model.block)
+
+    def look(self) -> None:
+        """Find the newest whole checkpoint, and the best one of a finished run. A run that is training may let go of
+        what is just looked at: then it has a newer one."""
+        before: list[int] | None = None
+        while before != (before := self.checkpoints.steps()):
+            notes: list[str] = []
+            with suppress(FileNotFoundError):
+                latest = self.checkpoints.latest(notes.append)
+                if latest is not None:
+                    state = self.checkpoints.state(latest)
+                    best = state.best_step if state.done else None
+                    self.step = self.checkpoints.latest(notes.append, {best}) or latest
+                    self.state, self.notes = state, notes
+                    return
+        why = "".join(f"\n  - {note}" for note in notes)
+        way = "put one back from a copy, then " if notes else ""
+        raise RunError(
+            f"{self.path}: no whole checkpoint in it; {way}go on with: headway train {self.path} --resume{why}"
+        )
 
     @cached_property
     def model(self) -> Any:
         """The weights: the best checkpoint of a finished run, else the newest."""
         model = self.settings.model.build(len(self.tokenizer))
-        self.checkpoints.load_model(self.step, model)
-        return model.to(self.device).eval()
+        while True:
+            try:
+                self.checkpoints.load_model(self.step, model)
+                return model.to(self.device).eval()
+            except FileNotFoundError:  # it was let go since
+                self.look()
 
     @property
     def metrics(self) -> list[Record]:
@@ -206,9 +229,11 @@ def train_in(
     device, why = devices.choose_device(settings.training.device)
     going_on = ranks.led(lambda: resume and (directory / "tokenizer.json").is_file())
     if going_on:
-        tokenizer = kept_tokenizer(directory)
+        tokenizer = load_tokenizer(directory / "tokenizer.json")
     else:
         tokenizer = prepared if prepared is not None else build_tokenizer(settings, report)
+    if resume:
+        ranks.led(lambda: require_own_tokenizer(directory, tokenizer))
     stages = build_stages(settings, tokenizer)
     data: Data = {}
     for stage in stages:  # whatever is wrong with the data or the machine shows now, before anything is written
@@ -259,12 +284,10 @@ def begin(directory: Path, settings: RunSettings | None, tokenizer: Tokenizer, r
     tokenizer.save(directory / "tokenizer.json")
 
 
-def kept_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of a run that goes on, which must be the one its weights were trained with."""
-    tokenizer = load_tokenizer(directory / "tokenizer.json")
+def require_own_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
+    """The tokenizer of a run that goes on must be the one its weights were trained with."""
     checkpoints = Checkpoints(directory)
     checkpoints.require_tokenizer(checkpoints.latest(lambda note: None), tokenizer.fingerprint())
-    return tokenizer
 
 
 def load_data(stage: Stage, report: Reporter) -> Data:

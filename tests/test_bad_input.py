@@ -12,9 +12,12 @@ import torch
 
 import headway
 from headway.cli import run_command
+from headway.commands import summary
 from headway.configuration import load_settings
 from headway.files import Ownership
+from headway.report.comparison import comparison_table
 from headway.text import Characters
+from headway.training.checkpoint import Checkpoints, State
 
 Captured = pytest.CaptureFixture[str]
 QUESTION = "Where was Ada Lund born?"
@@ -263,6 +266,58 @@ def test_a_tokenizer_that_is_missing_or_damaged_is_refused(run: Path, capsys: Ca
     if content is not None:
         (run / "tokenizer.json").write_bytes(content)
     assert f"{run / 'tokenizer.json'}:" in refused(capsys, "evaluate", run)
+
+
+def test_a_tokenizer_that_cannot_be_made_again_is_not_written(run_file: Path, tmp_path: Path, capsys: Captured) -> None:
+    """The one of the run is gone, and the corpus is another by now."""
+    out = headway.train(run_file, tmp_path / "run").path
+    (out / "tokenizer.json").unlink()
+    corpus = run_file.parent / "wiki.txt"
+    text = corpus.read_text()
+    corpus.write_text(text + "Zoë Quip. Zoë Quip was born in Rome .\n", encoding="utf-8")
+    shown = refused(capsys, "train", out, "--resume", "--accept-changes")
+    assert "is not the one these weights were trained with" in shown and not (out / "tokenizer.json").exists()
+    corpus.write_text(text)
+    assert run_command(["train", str(out), "--resume"]) == 0 and (out / "tokenizer.json").exists()
+
+
+def test_a_parquet_file_is_for_shards(run_file: Path, capsys: Captured) -> None:
+    path = run_file.parent / "wiki.parquet"
+    path.write_bytes(b"PAR1\0\0")
+    shown = refused(capsys, "train", run_file, "--set", f"pretraining.task.corpus={path}")
+    assert "wiki.parquet: a Parquet file; make token shards of it with headway data prepare" in shown
+
+
+def test_a_stream_has_no_name_of_a_stage(run_file: Path, capsys: Captured) -> None:
+    sets = ["--set", "streams.training.task.name=language_modelling", "--set", "streams.training.task.corpus=wiki.txt"]
+    assert "[streams.training]: 'training' is the name of a stage" in refused(capsys, "train", run_file, *sets)
+
+
+def test_a_run_that_lets_go_of_a_checkpoint_while_it_is_opened_has_a_newer_one(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, gone = Checkpoints.state, []
+
+    def state(self: Checkpoints, step: int) -> State:
+        if not gone:
+            gone.append(step)
+            for newer in (7, 8):
+                shutil.copytree(self.path(6), self.path(newer))
+            shutil.rmtree(self.path(6))
+        return plain(self, step)
+
+    monkeypatch.setattr(Checkpoints, "state", state)
+    opened = headway.load(run)
+    assert gone == [6] and opened.checkpoints.steps() == [3, 7, 8]
+    opened.step = 6  # it was let go after the run was opened
+    assert opened.parameters > 0 and opened.step in (3, 8)
+
+
+def test_the_summary_says_which_checkpoint_its_score_is_of(run: Path) -> None:
+    opened = headway.load(run)
+    assert opened.step == 3 and opened.state.step == 6
+    assert "step 6, " in summary(opened) and "the best checkpoint is of step 3, dev " in summary(opened)
+    assert " (step 3)" in comparison_table([opened])
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "state.json", "manifest.json"])

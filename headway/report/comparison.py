@@ -28,6 +28,7 @@ def comparison_table(runs: Sequence[Run], split: str = "dev", scored: Scores | N
     rows = []
     for run in runs:
         shown = [score for score in scores(run.evaluation) if run.path not in scored or score.startswith("loss")]
+        best = f" (step {run.step:,})" if run.step != run.state.step else ""
         row = [
             str(run.path),
             run.settings.task.name,
@@ -35,7 +36,7 @@ def comparison_table(runs: Sequence[Run], split: str = "dev", scored: Scores | N
             f"{run.state.step:,}",
             clock(run.state.seconds),
             f"{run.state.tokens:,}",
-            (shown or ["–"])[0],
+            shown[0] + best if shown else "–",
         ]
         found = scored.get(run.path, {})
         rows.append(row + [f"{found[name]:.1f}" if name in found else "–" for name in ("bleu", "chrf") if scored])

@@ -31,6 +31,7 @@ FOREIGN_MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
+PARQUET = b"PAR1"  # what such a file begins with
 
 # What the notes on decoding count, and what became of it.
 DECODING = {
@@ -164,6 +165,8 @@ def refuse_foreign(path: str | Path, first: bytes) -> None:
     for mark, name in FOREIGN_MARKS.items():
         if first.startswith(mark):
             raise DataError(f"{path}: this is {name} (it begins with a {name} byte-order mark); re-save it as UTF-8")
+    if first.startswith(PARQUET):
+        raise DataError(f"{path}: a Parquet file; make token shards of it with headway data prepare and train on them")
 
 
 def decode(raw: bytes, errors: str, notes: Counter[str], way: str) -> str:

@@ -34,6 +34,7 @@ FORMAT = "headway-shards"
 VERSION = 1
 INDEX = "index.json"
 UNFINISHED = "unfinished.json"  # what a preparation that was stopped needs to go on
+FIRST = "shard-00000.bin"  # of the shards, the first
 STARTS = np.dtype("<u8")
 OPEN_MAPS = 128  # memory maps of one corpus that are open at once
 ENDINGS = ("bin", "idx")
@@ -133,12 +134,12 @@ def is_prepared(folder: str | Path) -> bool:
     path = Path(folder)
     if (path / UNFINISHED).is_file():
         return True
-    return (path / INDEX).is_file() and (path / "tokenizer.json").is_file()
+    return (path / INDEX).is_file() and any((path / name).is_file() for name in ("tokenizer.json", FIRST))
 
 
 def has_shards(folder: str | Path) -> bool:
     """Whether a folder holds shards, or what is left of some."""
-    return is_prepared(folder) or (Path(folder) / f"{shard_name(0)}.bin").is_file()
+    return is_prepared(folder) or (Path(folder) / FIRST).is_file()
 
 
 class Joined:

@@ -105,8 +105,8 @@ class Checkpoints:
         free = shutil.disk_usage(self.directory.parent).free
         if free < needed:
             raise RunError(
-                f"{self.directory.parent}: {free / 1e6:,.0f} MB are free on its disk, and a checkpoint of this model "
-                f"takes more than {needed / 1e6:,.0f} MB; make room, or choose another directory"
+                f"{self.directory.parent}: {free / 1e6:,.1f} MB are free on its disk, and a checkpoint of this model "
+                f"takes more than {needed / 1e6:,.1f} MB; make room, or choose another directory"
             )
 
     def write(self, snapshot: Snapshot, keep: int, wanted: Callable[[], bool] = lambda: True) -> None:

@@ -35,7 +35,7 @@ from headway.text.preparation.blocks import Reading
 from headway.text.preparation.lookup import Lookup, can_look_up
 from headway.text.preparation.sources import Source
 from headway.text.preparation.workers import Worker
-from headway.text.shards import Shards
+from headway.text.shards import Shards, Writer
 
 STORY = [
     "It was the best of times, it was the worst of times.",
@@ -612,8 +612,47 @@ def test_resuming_needs_the_same_files_and_options(monkeypatch: pytest.MonkeyPat
         [path], "half", "characters", **same
     )
     assert "1 file there, 2 now" in refusal([path, path], "half", "bytes", **same)
+    os.utime(path, ns=(1, 1))
+    assert "story.txt: was written to since, " in refusal([path], "half", "bytes", **same)
     write("story.txt", "something else")
     assert "story.txt: changed since" in refusal([path], "half", "bytes", **same)
+
+
+def test_a_finished_preparation_is_not_one_by_another_tokenizer() -> None:
+    path = story("txt")
+    prepare([path], "out", "bytes")
+    before = files_of("out")
+    assert "tokenizer: bytes there, characters now" in refusal([path], "out", "characters", resume=True)
+    assert "tokenizer: " in refusal([path], "out", LOOKED_UP, resume=True)
+    prepare([path], "out", "bytes", resume=True)
+    assert files_of("out") == before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_command_and_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, code: int
+) -> None:
+    path = story("txt")
+    plain, calls = Writer.append, [0]
+
+    def append(self: Writer, *given: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 3:
+            os.kill(os.getpid(), number)
+        return plain(self, *given)
+
+    small_blocks(monkeypatch)
+    handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "append", append)
+        options = ["--tokenizer", "bytes", "--shard-tokens", "90", "--workers", "1", "--out", "out"]
+        assert run_command(["data", "prepare", path, *options]) == code
+    shown = capsys.readouterr().err
+    assert "headway: stopped; " in shown and "--resume" in shown
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
+    prepare([path], "out", "bytes", shard_tokens=90, workers=1, resume=True)
+    prepare([path], "other", "bytes", shard_tokens=90, workers=1)
+    assert files_of("out") == files_of("other")
 
 
 def test_a_new_preparation_that_fails_leaves_nothing_behind() -> None:

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import FunctionType, MethodType
 from typing import Any, cast
 
 import torch
@@ -32,6 +34,7 @@ from headway.training.parts import during
 from headway.training.streams import Stream, by_length, token_losses
 
 AHEAD = 32  # steps whose batches are made at once
+SHAPES = 128  # of rows that one step may be compiled for
 WARM_UP = 3  # steps before a capture: compilation, workspaces, the optimizer's state
 
 
@@ -59,7 +62,8 @@ class Captured(Engine):
         self.copy = InLowPrecision(model, precision)
         self.losses: Callable[..., Tensor] = self.copy.losses
         if compiled:
-            self.losses = torch.compile(self.losses, fullgraph=True, dynamic=False, options=compiler_options())
+            own = with_own_code(self.copy.losses)
+            self.losses = torch.compile(own, fullgraph=True, dynamic=False, options=compiler_options())
         self.feed = Feed(streams, self.device)
         self.active: list[Stream] = []
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -106,7 +110,7 @@ class Captured(Engine):
         """The step as a graph, after it was taken a few times; `saved` is put back in between."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        with torch.cuda.stream(side), many_shapes():
             for _ in range(WARM_UP):
                 self.body()
         torch.cuda.current_stream().wait_stream(side)
@@ -310,6 +314,23 @@ class Feed:
         made.tokens = counts.tolist()
         made.ready.record()
         return made
+
+
+def with_own_code(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The method with code of its own. The compiler counts how often it has compiled a piece of code, in the life of
+    the process and whatever for, and soon refuses: a model must not pay for those that were trained before it."""
+    plain = cast(MethodType, method)
+    function = plain.__func__
+    code = function.__code__.replace()
+    copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return MethodType(copy, plain.__self__)
+
+
+def many_shapes() -> AbstractContextManager[object]:
+    """Within it, code may be compiled for as many shapes of rows as streams and parts of them can have."""
+    known = hasattr(torch._dynamo.config, "recompile_limit")
+    return torch._dynamo.config.patch(recompile_limit=SHAPES) if known else nullcontext()
 
 
 def compiler_options() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from headway.configuration import load_settings
 from headway.errors import SettingsError
 from headway.models import GPT
 from headway.tasks.base import next_token_loss
-from headway.training.captured import Buffer, Captured, InLowPrecision
+from headway.training.captured import Buffer, Captured, InLowPrecision, many_shapes, with_own_code
 from headway.training.engine import Plain
 from headway.training.loop import TrainingSettings, steps_at
 from headway.training.optimizer import build_optimizer
@@ -227,6 +227,21 @@ def test_steps_with_16_bit_copies_are_those_with_a_cast_in_every_pass(accumulate
         assert torch.equal(loss, other_loss) and torch.equal(norm, other_norm)
         for one, other in zip(*(model.parameters() for model in models), strict=True):
             assert torch.equal(one, other)
+
+
+def test_a_process_may_compile_any_number_of_models_and_a_model_any_number_of_shapes() -> None:
+    """The compiler refuses a piece of code after eight times, and counts over the life of a process."""
+    options = {"fullgraph": True, "dynamic": False, "backend": "eager"}
+    given = torch.randint(1, 19, (2, 16))
+    kept = []  # as those of a notebook are, whose cells still name them
+    for number in range(10):
+        copy = InLowPrecision(tiny_gpt("rotary", width=16 + 4 * number).float(), torch.bfloat16)
+        compiled = torch.compile(with_own_code(copy.losses), **options)
+        assert torch.equal(compiled(given, given, smoothing=0.0), copy.losses(given, given, smoothing=0.0))
+        kept.append(compiled)
+    with many_shapes():
+        for length in range(2, 15):
+            kept[-1](given[:, :length], given[:, :length], smoothing=0.0)
 
 
 def test_a_step_without_a_finite_gradient_changes_no_weight() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
+OURS = "HEADWAY_THREADS"  # the variable that says which number of threads is our own choice
 ROOT = Path("/")  # of the file system that the kernel tells its facts in
 
 
@@ -24,10 +25,16 @@ def share_cores() -> None:
     long that two programs on one machine nearly stand still (docs/training.md).
     """
     cores = available_cores()
-    if cores < bound_cores() and not {"OMP_NUM_THREADS", "OMP_THREAD_LIMIT"} & os.environ.keys():
-        os.environ["OMP_NUM_THREADS"] = str(cores)
+    if cores < bound_cores() and not was_chosen():
+        os.environ["OMP_NUM_THREADS"] = os.environ[OURS] = str(cores)
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "1000"
+
+
+def was_chosen() -> bool:
+    """Whether somebody has said how many threads there should be, in the way that OpenMP is told."""
+    number = os.environ.get("OMP_NUM_THREADS")
+    return "OMP_THREAD_LIMIT" in os.environ or (number is not None and number != os.environ.get(OURS))
 
 
 def available_cores() -> int:

@@ -105,7 +105,7 @@ def test_threads_give_up_a_core_soon_unless_somebody_has_chosen(monkeypatch: pyt
 def test_threads_are_no_more_than_a_containers_share_unless_somebody_has_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str], expected: str | None
 ) -> None:
-    for name in ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "GOMP_SPINCOUNT"):
+    for name in ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "GOMP_SPINCOUNT", cores.OURS):
         monkeypatch.setenv(name, "")  # put back afterwards, whatever happens to it in between
         monkeypatch.delenv(name)
     for name, value in chosen.items():
@@ -116,3 +116,4 @@ def test_threads_are_no_more_than_a_containers_share_unless_somebody_has_chosen(
     told(tmp_path, {f"{GROUPS}/cpu.max": "200000 100000"}, monkeypatch)
     cores.share_cores()
     assert os.environ.get("OMP_NUM_THREADS") == expected
+    assert cores.was_chosen() == bool(chosen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 from collections.abc import Iterator
@@ -10,10 +11,12 @@ from typing import Any
 
 import torch
 
+from headway.cores import was_chosen
 from headway.errors import SettingsError, UserError, nearest
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 CPU_BFLOAT16_WIDTH = 256  # below it the casts cost more than the products save
+WORK = 2_000_000  # tokens · width² that keep a thread of a CPU busy (docs/training.md)
 PRECISIONS = ("auto", "float32", "tf32", "bfloat16", "float16")
 
 
@@ -102,6 +105,24 @@ def describe(device: torch.device) -> str:
     if device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(device)})"
     return f"cpu ({threads()})" if device.type == "cpu" else device.type
+
+
+def threads_that_pay(tokens: int, width: int) -> int:
+    """How many threads of a CPU to use for passes over so many tokens: small ones are over before more have met."""
+    own = torch.get_num_threads()
+    return own if was_chosen() else min(own, math.ceil(tokens * width**2 / WORK))
+
+
+@contextlib.contextmanager
+def threads_at_most(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if count < before:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count < before:
+            torch.set_num_threads(before)
 
 
 def threads() -> str:

@@ -94,10 +94,14 @@ class Plain(Engine):
         return total / learned
 
     def pieces(self, tokens: int, device: torch.device) -> int:
-        """On a CPU narrow pieces save padding; a GPU wants one large one."""
-        if self.accumulate or device.type != "cpu":
-            return max(1, self.accumulate)
-        return max(1, min(8, tokens // 400))
+        return pieces_of(tokens, self.accumulate, device)
+
+
+def pieces_of(tokens: int, accumulate: int, device: torch.device) -> int:
+    """Into how many pieces a stream's rows are cut: on a CPU narrow ones save padding, a GPU wants one large one."""
+    if accumulate or device.type != "cpu":
+        return max(1, accumulate)
+    return max(1, min(8, tokens // 400))
 
 
 def clip_gradients(model: nn.Module, most: float) -> Tensor:

@@ -30,7 +30,7 @@ from headway.training import distributed, engines, schedules
 from headway.training import optimizer as optimizers
 from headway.training.accounting import Costs, Meter, peak_flops
 from headway.training.checkpoint import Checkpoints, State, all_finite
-from headway.training.engine import Engine, Outcome
+from headway.training.engine import Engine, Outcome, pieces_of
 from headway.training.guard import (
     BAD_STEPS,
     IN_A_ROW,
@@ -148,6 +148,7 @@ class Plan:
     at_hand: bool  # loss and gradient can be looked at without waiting for a device
     unseen: Unseen  # what happened in steps that were not looked at
     meter: Meter
+    threads: int  # of a CPU
     line: Line | None = None  # that is still to be written
 
 
@@ -272,7 +273,11 @@ class Trainer:
         self.model.train()
         profile.begin(stage.name, stage.end - state.step, meter.device)
         meter.skip()
-        with profile, self.report.progress(stage.name, settings.steps, state.step - stage.begin) as progress:
+        with (
+            devices.threads_at_most(plan.threads),
+            profile,
+            self.report.progress(stage.name, settings.steps, state.step - stage.begin) as progress,
+        ):
             while state.step < stage.end:
                 self.advance(stage, plan, progress)
                 step, last = state.step - stage.begin, state.step == stage.end
@@ -493,11 +498,15 @@ class Trainer:
         precision, why = devices.choose_precision(device, settings.precision, self.model.settings.width)
         described = device.type == "cuda" or settings.engine not in ("auto", "plain")
         how = f", {self.layout.describe_engine(settings, device)}" if described else ""
+        seed = mix(settings.seed, stage.name)
+        streams = streams_of(stage, seed)
+        costs = Costs(self.layout.at_hand(), streams)
+        threads, own = self.threads(settings, costs, device), torch.get_num_threads()
+        if threads < own:
+            how += f", {threads} of {own} threads (its rows keep no more busy)"
         self.report.say(
             f"{stage.name}: {settings.steps:,} steps of {settings.batch_size} rows, {dtype(precision)} ({why}){how}"
         )
-        seed = mix(settings.seed, stage.name)
-        streams = streams_of(stage, seed)
         optimizer = optimizers.build_optimizer(self.model, settings, precision)
         if self.resumed_at is not None and stage.begin < self.state.step:
             self.checkpoints.load_optimizer(self.state.step, optimizer)
@@ -507,10 +516,16 @@ class Trainer:
             if record.get("stage") == stage.name and isinstance(record.get("loss"), float):
                 spikes.see(record["loss"])
         rate = rate_of(settings, streams[0].order, task.block)
-        costs = Costs(self.layout.at_hand(), streams)
         peak = peak_flops(device, precision, settings.precision == "tf32" and devices.has_tf32(device))
         meter = Meter(self.state, costs, peak and peak * self.ranks.size, device)
-        return Plan(engine, rate, optimizer, streams, spikes, device.type == "cpu", Unseen(), meter)
+        return Plan(engine, rate, optimizer, streams, spikes, device.type == "cpu", Unseen(), meter, threads)
+
+    def threads(self, settings: TrainingSettings, costs: Costs, device: torch.device) -> int:
+        """How many threads a stage's steps are given: as many as its largest piece of rows keeps busy."""
+        if device.type != "cpu":
+            return torch.get_num_threads()
+        largest = max(tokens // pieces_of(tokens, settings.accumulate, device) for tokens in costs.tokens.values())
+        return devices.threads_that_pay(largest // self.ranks.size, self.model.settings.width)
 
     def evaluate(self, stage: Stage, plan: Plan, progress: Progress) -> tuple[bool, bool]:
         """Score the model and remember the best: (is this the best so far, is it time to stop early)."""

@@ -271,3 +271,35 @@ def test_a_state_of_another_version_is_named(run_file: Path) -> None:
     (folder / "state.json").write_text(json.dumps(state))
     with pytest.raises(RunError, match=r"another version of Headway \(state.json has colour\)"):
         run.checkpoints.state(11)
+
+
+# ---- killed
+
+
+class Killed(BaseException):
+    """As a process that is killed leaves a run: nothing more is written."""
+
+
+def test_a_checkpoint_that_was_killed_before_it_had_its_name_is_gone_on_from(run_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        headway.train(run_file, out, LOGGED, watch=StopAt(8))
+    newest = out / "checkpoints" / "step-00000008"
+    newest.rename(newest.with_name(".step-00000008.tmp"))
+    report = Said()
+    headway.train(run_file, out, LOGGED, resume=True, report=report)
+    assert any("resuming after step 8" in line for line in report.lines)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_its_record_anew(
+    run_file: Path, tmp_path: Path
+) -> None:
+    def watch(record: dict[str, Any]) -> None:
+        if record["step"] == 3:
+            raise Killed
+
+    sets = [*LOGGED, "pretraining.training.checkpoint_every=0"]
+    with pytest.raises(Killed):
+        headway.train(run_file, tmp_path / "run", sets, watch=watch)
+    run = headway.train(run_file, tmp_path / "run", sets, resume=True)
+    assert [record["step"] for record in run.metrics if "loss" in record] == list(range(1, 12))

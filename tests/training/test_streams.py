@@ -229,6 +229,15 @@ def test_steps_with_16_bit_copies_are_those_with_a_cast_in_every_pass(accumulate
             assert torch.equal(one, other)
 
 
+def test_a_stream_that_begins_late_sees_its_rows_from_the_first_on() -> None:
+    """A whole epoch of its own, whatever the step of the stage is."""
+    order = Shuffled(10, 2, 3)
+    late = Stream("late", Rows(torch.randint(1, 19, (10, 9))), 2, order, 0, begin=7)
+    seen = [late.draw(step)[0].tolist() for step in range(7, 12)]
+    assert seen == [order.rows(step).tolist() for step in range(5)]
+    assert sorted(row for rows in seen for row in rows) == list(range(10))
+
+
 def test_a_process_may_compile_any_number_of_models_and_a_model_any_number_of_shapes() -> None:
     """The compiler refuses a piece of code after eight times, and counts over the life of a process."""
     options = {"fullgraph": True, "dynamic": False, "backend": "eager"}

@@ -199,10 +199,10 @@ class Trainer:
         self.state = self.checkpoints.state(step)
         self.checkpoints.load_model(step, self.model)
         self.resumed_at = step
-        if not best_is_there:
-            self.state.best_step, self.state.best_value, self.state.since_best = None, None, 0
         last = self.stages[-1]
         self.state.done = self.state.done and (step >= last.end or self.is_enough(last))
+        if not best_is_there:
+            self.state.best_step, self.state.best_value, self.state.since_best = None, None, 0
         self.ranks.led(lambda: self.tidy(step, newest, back_to is not None))
         self.state.given_up = False
         again = f"; steps {step + 1:,} to {newest:,} are trained again" if newest > step else ""

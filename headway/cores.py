@@ -32,9 +32,10 @@ def share_cores() -> None:
 
 
 def was_chosen() -> bool:
-    """Whether somebody has said how many threads there should be, in the way that OpenMP is told."""
+    """Whether somebody has said how many threads there should be, in a way that torch listens to."""
     number = os.environ.get("OMP_NUM_THREADS")
-    return "OMP_THREAD_LIMIT" in os.environ or (number is not None and number != os.environ.get(OURS))
+    others = {"OMP_THREAD_LIMIT", "MKL_NUM_THREADS"} & os.environ.keys()
+    return bool(others) or (number is not None and number != os.environ.get(OURS))
 
 
 def available_cores() -> int:

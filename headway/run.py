@@ -71,8 +71,7 @@ class Run:
                 f"the same data with: headway train {self.path} --resume"
             )
         self.tokenizer: Tokenizer = load_tokenizer(self.path / "tokenizer.json")
-        if self.state.tokenizer != self.tokenizer.fingerprint():
-            self.checkpoints.require_tokenizer(self.state.step, self.tokenizer.fingerprint())
+        self.checkpoints.require_tokenizer(self.state.tokenizer, self.tokenizer.fingerprint())
         self.task = self.settings.task.build(self.tokenizer, self.settings.model.block)
 
     def look(self) -> None:
@@ -196,7 +195,9 @@ def train(
         directory = ranks.led(lambda: Path(out) if out is not None else own_directory(settings.name))
         require_same_command(ranks, {"resume": resume, "accept_changes": accept_changes, "back_to": back_to})
         if ranks.led(lambda: was_begun_by_this_job(directory)):
-            resume, back_to = True, None  # it went back before it was started again
+            resume = True
+            if ranks.led(lambda: has_gone_back(directory, back_to)):
+                back_to = None  # before it was started again
         if not ranks.leads:
             report, watch = Reporter(), lambda record: None
         train_in(directory, settings, resume, report or Reporter(), watch, accept_changes, profile, back_to, ranks)
@@ -265,7 +266,7 @@ def train_in(
         if resume:
             trainer.resume(back_to)
         if ranks.leads:
-            sign(directory)
+            sign(directory, back_to)
         if trainer.state.done:
             if changes or other_data:
                 report.say("nothing is left to train: its record keeps the settings and data that it was trained with")
@@ -287,7 +288,9 @@ def begin(directory: Path, settings: RunSettings | None, tokenizer: Tokenizer, r
 def require_own_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
     """The tokenizer of a run that goes on must be the one its weights were trained with."""
     checkpoints = Checkpoints(directory)
-    checkpoints.require_tokenizer(checkpoints.latest(lambda note: None), tokenizer.fingerprint())
+    step = checkpoints.latest(lambda note: None)
+    if step is not None:
+        checkpoints.require_tokenizer(checkpoints.state(step).tokenizer, tokenizer.fingerprint())
 
 
 def load_data(stage: Stage, report: Reporter) -> Data:
@@ -393,6 +396,8 @@ def check_directory(
 ) -> list[Change]:
     """A new run needs a new or empty directory; returns what is to change in one that is resumed."""
     run_file = directory / "run.toml"
+    if resume and back_to is not None and run_file.is_file():
+        Checkpoints(directory).require(back_to)
     if resume and run_file.is_file():
         return check_changes(directory, settings, accept_changes, back_to)
     if back_to is not None:
@@ -491,16 +496,21 @@ def make_directory(directory: Path) -> Ownership:
     return Ownership(directory)
 
 
-def sign(directory: Path) -> None:
-    """Leave the name of the job in the directory, where torchrun started this process."""
-    if job():
-        write_text(directory / JOB, job())
+def sign(directory: Path, back_to: int | None) -> None:
+    """Leave the name of the job in the directory, where torchrun started this process, and the step it went back to."""
+    if job() and (back_to is not None or not was_begun_by_this_job(directory)):
+        write_text(directory / JOB, f"{job()}\n{back_to}")
 
 
 def was_begun_by_this_job(directory: Path) -> bool:
     """Whether the run in `directory` is the one that this call of torchrun was working on before it restarted."""
     mark = directory / JOB
-    return bool(job()) and mark.is_file() and mark.read_text("utf-8") == job()
+    return bool(job()) and mark.is_file() and mark.read_text("utf-8").split("\n")[0] == job()
+
+
+def has_gone_back(directory: Path, step: int | None) -> bool:
+    """Whether this job went back to that step already."""
+    return (directory / JOB).read_text("utf-8").split("\n")[1:] == [str(step)]
 
 
 def own_directory(name: str) -> Path:

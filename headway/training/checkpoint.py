@@ -51,7 +51,8 @@ class State:
     tokenizer: str = ""  # fingerprint of the tokenizer these weights were trained with
     skipped: int = 0  # steps that changed nothing because their loss or gradient was no number
     skipped_in_a_row: int = 0
-    given_up: bool = False  # saved because the next step was no number: its weights may be spoilt already
+    given_up: bool = False  # the next step was no number, and no regular checkpoint since: weights may be spoilt
+    unscored: bool = False  # the evaluation that was due at this step failed
 
 
 @dataclass
@@ -178,9 +179,14 @@ class Checkpoints:
     def finish(self) -> None:
         """Give its name to a checkpoint that was whole when its process was killed. For the owner of the run."""
         for temporary in self.directory.glob(".step-*.tmp"):
-            with suppress(OSError):  # cannot be read, and so not finished either
-                if damage(temporary) is None:
-                    self.install(temporary)
+            try:
+                whole = damage(temporary) is None
+            except OSError as error:
+                raise RunError(
+                    f"{temporary}: cannot be read ({error.strerror}); nothing was changed; try again, or move it away"
+                ) from None
+            if whole:
+                self.install(temporary)
 
     def clear_remains(self) -> None:
         """Remove what a killed process left unfinished. For the owner of the run."""
@@ -238,9 +244,8 @@ class Checkpoints:
             say(note)
         return step
 
-    def require_tokenizer(self, step: int | None, fingerprint: str) -> None:
-        """The tokenizer beside the weights must be the one they were trained with; `step` is a whole checkpoint."""
-        trained = self.state(step).tokenizer if step is not None else fingerprint
+    def require_tokenizer(self, trained: str, fingerprint: str) -> None:
+        """The tokenizer beside the weights must be the one they were trained with."""
         if trained != fingerprint:
             raise RunError(
                 f"{self.directory.parent}: tokenizer.json ({fingerprint}) is not the one these weights were "

@@ -110,7 +110,7 @@ def describe(device: torch.device) -> str:
 def threads_that_pay(tokens: int, width: int) -> int:
     """How many threads of a CPU to use for passes over so many tokens: small ones are over before more have met."""
     own = torch.get_num_threads()
-    return own if was_chosen() else min(own, math.ceil(tokens * width**2 / WORK))
+    return own if was_chosen() else min(own, max(1, math.ceil(tokens * width**2 / WORK)))
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import stat
 from collections import deque
@@ -24,7 +25,9 @@ SHOWN = 5  # rows of a stream that a message names
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], int]]:
-    """Within it, the first Ctrl-C, SIGTERM or SIGHUP is only noted; the second ends the program at once.
+    """Within it, the first Ctrl-C, SIGTERM or SIGHUP is only noted; a second Ctrl-C or SIGTERM quits at once.
+
+    A terminal that is closed sends SIGHUP more than once: by the shell, and by the system when the shell has gone.
 
     Yields a function that gives the number of the signal that came, 0 while there was none.
     """
@@ -33,7 +36,7 @@ def interruptible() -> Iterator[Callable[[], int]]:
     def note(number: int, frame: object) -> None:
         seen.append(number)
         leave_closed_terminal()
-        if len(seen) > 1:
+        if len(seen) > 1 and number in (signal.SIGINT, signal.SIGTERM):
             raise Quit("stopped at once, nothing more was saved; checkpoints from before are whole", number)
 
     before = {}
@@ -52,11 +55,23 @@ def interruptible() -> Iterator[Callable[[], int]]:
 
 
 def leave_closed_terminal() -> None:
-    """What is said from here on goes nowhere where it would go to a terminal that is not there any more."""
+    """What is said from here on goes nowhere where it would go to a terminal that is not there any more, or to a
+    program that has ended with it."""
     for handle in (1, 2):
         with suppress(OSError):
-            if stat.S_ISCHR(os.fstat(handle).st_mode) and not os.isatty(handle):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), handle)
+            mode = os.fstat(handle).st_mode
+            closed = stat.S_ISCHR(mode) and not os.isatty(handle)
+            if closed or (stat.S_ISFIFO(mode) and is_unread(handle)):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, handle)
+                os.close(nowhere)
+
+
+def is_unread(handle: int) -> bool:
+    """Whether nobody is left at the other end of a pipe."""
+    poll = select.poll()
+    poll.register(handle, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def describe_rows(streams: Sequence[Stream], step: int) -> str:

@@ -11,7 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -185,6 +185,8 @@ class Trainer:
         self.writer = self.layout.writer(self.checkpoints)
         self.metrics = self.directory / "metrics.jsonl"
         self.resumed_at: int | None = None
+        self.saved: int | None = None  # the step that this process saved last, or began at
+        self.counted = True  # whether the state tells of every step whose update was made
         self.state.tokenizer = self.fingerprint
 
     def resume(self, back_to: int | None = None) -> None:
@@ -198,13 +200,12 @@ class Trainer:
             return
         self.state = self.checkpoints.state(step)
         self.checkpoints.load_model(step, self.model)
-        self.resumed_at = step
+        self.resumed_at = self.saved = step
         last = self.stages[-1]
         self.state.done = self.state.done and (step >= last.end or self.is_enough(last))
         if not best_is_there:
             self.state.best_step, self.state.best_value, self.state.since_best = None, None, 0
         self.ranks.led(lambda: self.tidy(step, newest, back_to is not None))
-        self.state.given_up = False
         again = f"; steps {step + 1:,} to {newest:,} are trained again" if newest > step else ""
         self.report.say(
             f"finished at step {step:,} already" if self.state.done else f"resuming after step {step:,}{again}"
@@ -217,12 +218,12 @@ class Trainer:
         checkpoints.finish()
         newest = max(checkpoints.steps(), default=0)
         step = checkpoints.require_whole(self.report.say) if back_to is None else checkpoints.require(back_to)
-        checkpoints.require_tokenizer(step, self.fingerprint)
+        state = checkpoints.state(step) if step is not None else self.state
+        checkpoints.require_tokenizer(state.tokenizer, self.fingerprint)
         checkpoints.clear_remains()
         if step is None:
             write_json_lines(self.metrics, [])
-            return newest, step, True
-        return newest, step, self.is_best_there(checkpoints.state(step))
+        return newest, step, self.is_best_there(state)
 
     def is_best_there(self, state: State) -> bool:
         """Whether the weights of the best score are still to be had; where they are not, that is said."""
@@ -277,31 +278,36 @@ class Trainer:
             devices.threads_at_most(plan.threads),
             profile,
             self.report.progress(stage.name, settings.steps, state.step - stage.begin) as progress,
+            self.rescued(stage, plan, progress),
         ):
-            while state.step < stage.end:
-                self.advance(stage, plan, progress)
+            unscored, state.unscored = state.unscored and state.step > stage.begin, False
+            while state.step < stage.end or unscored:
+                if not unscored:
+                    self.advance(stage, plan, progress)
                 step, last = state.step - stage.begin, state.step == stage.end
-                scored = due(settings.evaluate_every, step) or (last and stage.final)
-                saved = due(settings.checkpoint_every, step) or last
+                scored = due(settings.evaluate_every, step) or (last and stage.final) or unscored
+                saved = due(settings.checkpoint_every, step) or last or unscored
                 if scored or saved:
                     self.catch_up(stage, plan, progress)
                 meter.lap()
                 profile.after(step - 1)
-                better, enough = self.evaluate(stage, plan, progress) if scored else (False, False)
+                better, enough = self.evaluate(stage) if scored else (False, False)
                 state.done = stage.final and (last or enough)
                 stop = self.ranks.highest(interrupted())
-                if saved or better or enough or stop:
+                regular = saved or better or enough
+                if regular or stop:
                     self.catch_up(stage, plan, progress)
-                    self.save(stage, plan)
+                    self.save(stage, plan, regular)
                 self.writer.check()
                 if enough:
                     break
                 if stop and not state.done:
                     self.writer.wait()
                     raise Interrupted(f"stopped after step {state.step:,}, state saved", stop)
+                unscored = False
                 meter.skip()
             if stage.final and not state.done:
-                self.evaluate(stage, plan, progress)  # it was given up at its last step, and is done for all that
+                self.evaluate(stage)  # it was given up at its last step, and is done for all that
                 state.done = True
                 self.save(stage, plan)
         self.report.say(f"{stage.name}: {meter.summary()}")
@@ -312,6 +318,7 @@ class Trainer:
         step = state.step - stage.begin
         share = plan.rate(step)
         done = self.step(stage, plan, progress, step, share)
+        self.counted = False
         logged = due(settings.log_every, step + 1) or state.step + 1 == stage.end
         if plan.at_hand:
             logged = self.look(stage, plan, step, float(done.loss), float(done.norm)) and logged
@@ -319,6 +326,7 @@ class Trainer:
             plan.unseen.see(step, done)
         state.step += 1
         state.tokens += done.tokens
+        self.counted = True
         if logged or (plan.line is not None and (self.ranks.size > 1 or plan.line.numbers.arrived())):
             self.settle(stage, plan, progress)  # all processes at the same step
         plan.meter.add(done)
@@ -339,17 +347,15 @@ class Trainer:
         self.judge(stage, plan, *self.count_bad(plan, unseen.first, numbers))
 
     def step(self, stage: Stage, plan: Plan, progress: Progress, step: int, share: float) -> Outcome:
-        """One step of the stage; where it fails, those before it are saved, and where there is no memory for it, the
-        settings to change are named."""
+        """One step of the stage; where there is no memory for it, the settings to change are named."""
         try:
             with (
                 devices.repeatable(plan.meter.device, stage.settings.deterministic),
                 devices.tf32_products(plan.meter.device, stage.settings.precision == "tf32"),
             ):
                 return plan.engine.step(step, share)
-        except Exception as error:
-            if not isinstance(error, MemoryError | RuntimeError) or not is_out_of_memory(error):
-                self.rescue(stage, plan, progress)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
                 raise
         self.rescue(stage, plan, progress)  # out here, where nothing of the failed step is held any more
         settings, last = stage.settings, self.last_checkpoint()
@@ -433,9 +439,9 @@ class Trainer:
     def give_up(self, stage: Stage, plan: Plan, step: int, what: str) -> NoReturn:
         """Save the weights as the last good step left them, and say what was wrong and which rows `step` saw."""
         settings, state = stage.settings, self.state
-        if state.step > stage.begin and self.ranks.led(self.last_checkpoint) != state.step:
+        if state.step > stage.begin and self.saved != state.step:
             state.given_up = True
-            self.save(stage, plan)
+            self.save(stage, plan, regular=False)
         steps = self.ranks.led(self.saved_steps)
         before = f"; the last checkpoint is of step {steps[-1]:,}" if steps else ""
         if steps[:-1]:
@@ -458,8 +464,11 @@ class Trainer:
                 f"{Spikes.WINDOW} logged (median {usual:.4f}); where it stays there, lower {stage.place}.learning_rate"
             )
 
-    def save(self, stage: Stage, plan: Plan) -> None:
-        """Write a checkpoint, in the background; weights that are not numbers are never saved."""
+    def save(self, stage: Stage, plan: Plan, regular: bool = True) -> None:
+        """Write a checkpoint, in the background; weights that are not numbers are never saved.
+
+        After a run was given up, only a `regular` one lets go of those before: one of them may be the better.
+        """
         if self.ranks.highest(not all_finite(self.model)):
             last = self.last_checkpoint()
             before = f"; the last checkpoint is from before (step {last:,})" if last is not None else ""
@@ -468,20 +477,39 @@ class Trainer:
                 f"Lower {stage.place}.learning_rate or lengthen {stage.place}.warmup"
             )
         with during("checkpoints"):
-            keep = sys.maxsize if self.state.given_up else stage.settings.keep  # an earlier one may be the better
+            self.state.given_up = self.state.given_up and not regular
+            keep = sys.maxsize if self.state.given_up else stage.settings.keep
             self.writer.save(self.model, plan.optimizer, self.state, keep)
-            self.state.given_up = False
+            self.saved = self.state.step
+
+    @contextmanager
+    def rescued(self, stage: Stage, plan: Plan, progress: Progress) -> Iterator[None]:
+        """Whatever fails within it, the steps before it are kept."""
+        try:
+            yield
+        except Interrupted:
+            raise
+        except Exception:
+            self.rescue(stage, plan, progress)
+            raise
 
     def rescue(self, stage: Stage, plan: Plan, progress: Progress) -> None:
         """Keep the steps before something that failed, and is not their fault, as well as may be.
 
         Several processes would wait for one another: of these, the last checkpoint counts.
         """
+        if self.ranks.size > 1:
+            return
+        try:
+            self.writer.wait()
+        except Exception as error:
+            self.report.say(f"a checkpoint could not be written: {error}")
+            self.saved = None
         with suppress(Exception):
             self.catch_up(stage, plan, progress)
-            unsaved = self.state.step > stage.begin and self.last_checkpoint() != self.state.step
-            if unsaved and self.ranks.size == 1 and not plan.optimizer.updating:
-                self.save(stage, plan)
+            unsaved = self.state.step > stage.begin and self.saved != self.state.step
+            if unsaved and self.counted and not plan.optimizer.updating:
+                self.save(stage, plan, regular=False)
                 self.writer.wait()
 
     def saved_steps(self) -> list[int]:
@@ -527,17 +555,17 @@ class Trainer:
         largest = max(tokens // pieces_of(tokens, settings.accumulate, device) for tokens in costs.tokens.values())
         return devices.threads_that_pay(largest // self.ranks.size, self.model.settings.width)
 
-    def evaluate(self, stage: Stage, plan: Plan, progress: Progress) -> tuple[bool, bool]:
+    def evaluate(self, stage: Stage) -> tuple[bool, bool]:
         """Score the model and remember the best: (is this the best so far, is it time to stop early)."""
         task, state = stage.task, self.state
         try:
             with during("evaluation"):
                 result = self.layout.evaluate(task)  # in float32, as whoever loads the run will see it
         except Exception:
-            self.rescue(stage, plan, progress)
+            state.unscored = True
             raise
         numbers = {key: value for key, value in result.items() if isinstance(value, int | float)}
-        shown = {key: value if math.isfinite(value) else None for key, value in numbers.items()}
+        shown = {key: value for key, value in numbers.items() if math.isfinite(value)}  # JSON has no others
         self.record({"stage": stage.name, "step": state.step, "evaluation": shown})
         value = numbers.get(task.metric)
         if value is None or not stage.final:

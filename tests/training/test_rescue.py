@@ -14,10 +14,12 @@ import torch
 
 import headway
 from headway.cli import run_command
+from headway.commands import summary
 from headway.errors import Interrupted, RunError, UserError
+from headway.report.comparison import comparison_table
 from headway.tasks import QuestionAnswering
 from headway.training import checkpoint
-from headway.training.checkpoint import Checkpoints
+from headway.training.checkpoint import Checkpoints, Snapshot, Writer
 from headway.training.engine import Outcome, Plain
 from headway.training.loop import Trainer
 from tests.training.test_checkpoint import Said
@@ -86,6 +88,97 @@ def test_an_evaluation_that_fails_costs_no_step(
     run = headway.train(run_file, tmp_path / "run", RARELY, resume=True)
     assert run.state.done and run.evaluation == expected.evaluation
     assert same(final_weights(run.path), final_weights(expected.path))
+
+
+@pytest.mark.parametrize("fails", [2, 3, 4])
+def test_an_evaluation_that_failed_on_the_way_is_made_when_the_run_is_resumed(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    values = [0.1, 0.9, 0.2, 0.3, 0.5, 0.6, 0.7, 0.8]
+    sets = [*EVERY, "training.patience=3"]
+    scored(monkeypatch, values)
+    whole = headway.train(run_file, tmp_path / "whole", sets)
+    scored(monkeypatch, values)
+    plain, calls = QuestionAnswering.evaluate, [0]
+
+    def evaluate(self: QuestionAnswering, *given: Any, **options: Any) -> dict[str, Any]:
+        calls[0] += 1
+        if calls[0] == fails:
+            raise UserError("once")
+        return plain(self, *given, **options)
+
+    monkeypatch.setattr(QuestionAnswering, "evaluate", evaluate)
+    with pytest.raises(UserError, match="once"):
+        headway.train(run_file, tmp_path / "run", sets)
+    run = headway.train(run_file, tmp_path / "run", sets, resume=True)
+    seen = [
+        (each.state.step, each.state.best_step, each.state.best_value, each.state.since_best) for each in (whole, run)
+    ]
+    assert seen[0] == seen[1] and seen[0][0] == 11
+    scores = [[each for each in one.metrics if "evaluation" in each] for one in (whole, run)]
+    assert scores[0] == scores[1]
+    assert same(final_weights(run.path), final_weights(whole.path))
+
+
+def test_whoever_watches_may_fail_too(run_file: Path, tmp_path: Path) -> None:
+    expected = final_weights(headway.train(run_file, tmp_path / "whole", RARELY).path)
+
+    def watch(record: dict[str, Any]) -> None:
+        if record["step"] == 10:
+            raise ValueError("the caller's own")
+
+    with pytest.raises(ValueError, match="own"):
+        headway.train(run_file, tmp_path / "run", RARELY, watch=watch)
+    assert Checkpoints(tmp_path / "run").steps() == [6, 10]
+    assert same(final_weights(headway.train(run_file, tmp_path / "run", RARELY, resume=True).path), expected)
+
+
+def test_a_checkpoint_that_could_not_be_written_is_tried_again_where_something_else_fails(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, report = Checkpoints.write, Said()
+
+    def write(self: Checkpoints, snapshot: Snapshot, *given: Any) -> None:
+        if snapshot.step == 8:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(self, snapshot, *given)
+
+    monkeypatch.setattr(Checkpoints, "write", write)
+    monkeypatch.setattr(Writer, "check", lambda self: None)  # so late that the next step fails first
+    monkeypatch.setattr(Writer, "wait", told_when_waiting)
+    failing(monkeypatch, ValueError("a fault"), at=2)
+    with pytest.raises(ValueError, match="a fault"):
+        headway.train(run_file, tmp_path / "run", [*LOGGED, "training.checkpoint_every=2"], report=report)
+    assert any("a checkpoint could not be written: [Errno 28]" in line for line in report.lines)
+
+
+def told_when_waiting(self: Writer) -> None:
+    if self.thread is not None:
+        self.thread.join()
+        self.thread = None
+    error, self.error = self.error, None
+    if error is not None:
+        raise error
+
+
+def test_a_damaged_checkpoint_of_the_same_number_hides_no_rescue(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        headway.train(run_file, out, LOGGED, watch=StopAt(9))
+    (out / "checkpoints" / "step-00000009" / "state.json").write_text("{}")
+    failing(monkeypatch, ValueError("a fault"))  # after step 9
+    with pytest.raises(ValueError, match="a fault"):
+        headway.train(run_file, out, LOGGED, resume=True)
+    assert Checkpoints(out).latest(pytest.fail) == 9
+
+
+def test_more_pieces_than_tokens_still_have_a_thread(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    sets = ["training.accumulate=300", "training.batch_size=1"]
+    assert headway.train(run_file, run_file.parent / "run", sets).state.done
 
 
 def test_what_cannot_be_saved_does_not_hide_what_went_wrong(
@@ -169,7 +262,10 @@ def test_a_score_that_is_no_number_is_never_the_best_and_the_record_stays_json(
 
     lines = (run.path / "metrics.jsonl").read_text().splitlines()
     found = [json.loads(line, parse_constant=refuse).get("evaluation") for line in lines]
-    assert [each["accuracy"] for each in found if each] == [None, 0.25, None, 0.1, None, None, None, None]
+    assert [each.get("accuracy") for each in found if each] == [None, 0.25, None, 0.1, None, None, None, None]
+    scored(monkeypatch, [value] * 8)
+    alone = headway.train(run_file, tmp_path / "alone", EVERY)
+    assert alone.state.best_step is None and "step 14" in summary(alone) and "–" in comparison_table([alone])
 
 
 # ---- going back
@@ -194,23 +290,28 @@ def test_a_run_that_was_given_up_keeps_earlier_checkpoints_and_goes_back_to_them
     run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is saved then may be spoilt already; only a regular checkpoint lets go of what was there before."""
-    sets = [*LOGGED, "training.checkpoint_every=2", "training.keep=1", "training.steps=9"]
+    sets = [*LOGGED, "training.checkpoint_every=3", "training.keep=1", "training.steps=9"]
     expected = final_weights(headway.train(run_file, tmp_path / "whole", sets).path)
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        SpoiltFrom(patch, at=3)
+        SpoiltFrom(patch, at=4)
         for _ in range(2):  # a second try does not throw it away either
-            with pytest.raises(UserError, match=r"checkpoint is of step 9 \(go back .* --resume --back-to 8\)"):
+            with pytest.raises(UserError, match=r"checkpoint is of step 10 \(go back .* --resume --back-to 9\)"):
                 headway.train(run_file, out, sets, resume=out.exists())
-            assert Checkpoints(out).steps() == [8, 9]
+            assert Checkpoints(out).steps() == [9, 10]
     command = ["train", str(out), "--resume", "--back-to"]
     assert run_command([*command, "7"]) == 2
-    assert f"{out}: no checkpoint of step 7; there are: 8, 9" in capsys.readouterr().err
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        headway.train(run_file, out, sets, resume=True, back_to=8, watch=StopAt(9))
+    assert f"{out}: no checkpoint of step 7; there are: 9, 10" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        SpoiltFrom(patch, at=6)
+        with pytest.raises(Interrupted):  # nor does a save that was asked for
+            headway.train(run_file, out, sets, resume=True, watch=StopAt(11))
+    assert Checkpoints(out).steps() == [9, 10, 11]
+    with pytest.raises(Interrupted):
+        headway.train(run_file, out, sets, resume=True, back_to=9, watch=StopAt(10))
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 10))
-    assert run_command([*command, "9"]) == 0
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 11))
+    assert run_command([*command, "10"]) == 0
     assert same(final_weights(out), expected)
 
 

@@ -188,7 +188,7 @@ def ended_by_signals() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # None: not set from Python
 
 
 def check_folder(folder: Path, plan: Plan, resume: bool) -> None:

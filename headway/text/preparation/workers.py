@@ -117,9 +117,11 @@ HERE: list[Worker] = []  # in a worker process: what it works with
 
 
 def start(worker: Worker) -> None:
-    """A worker leaves signals to the process that started it, and ends when that one does, however it ended."""
+    """A worker leaves Ctrl-C and a closed terminal to the process that started it, and ends when that one does, however
+    it ended. SIGTERM ends it: so is a pool cleared away of which another worker was killed."""
     for number in STOPS:
-        signal.signal(number, signal.SIG_IGN)
+        if number != signal.SIGTERM:
+            signal.signal(number, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     HERE[:] = [worker]
     parent = parent_process()

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from headway.text.preparation import pipeline as preparing
 from headway.text.preparation.blocks import Reading
 from headway.text.preparation.lookup import Lookup, can_look_up
 from headway.text.preparation.sources import Source
-from headway.text.preparation.workers import Worker
+from headway.text.preparation.workers import Worker, workers
 from headway.text.shards import Shards, Writer
 
 STORY = [
@@ -408,8 +409,8 @@ def test_a_tokenizer_is_taken_from_a_file_or_a_run() -> None:
 def test_the_number_of_workers_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparing, "ALONE", 0)
     paths = [story("txt"), story("csv", ".gz")]
-    for workers in (1, 3):
-        prepare(paths, f"out{workers}", LOOKED_UP, workers=workers, shard_tokens=100)
+    for count in (1, 3):
+        prepare(paths, f"out{count}", LOOKED_UP, workers=count, shard_tokens=100)
     assert files_of("out1") == files_of("out3")
 
 
@@ -439,6 +440,27 @@ def test_workers_end_with_the_process_that_started_them() -> None:
     children = Path("children").read_text().split()
     assert done.returncode == -signal.SIGKILL and len(children) >= 2
     wait_for(lambda: not any(alive(child) for child in children), 10)
+
+
+def test_a_worker_that_is_killed_ends_the_others_and_is_told() -> None:
+    """They are still at work, and must be ended for the pool to be cleared away."""
+    write("big.txt", "so many words\n" * 100_000)
+    reading = Reading()
+    block = next(block for block in blocks.blocks([Source.at("big.txt")], reading) if block.data is not None)
+    began = time.monotonic()
+    worker = Worker(reading, Bytes())
+    with pytest.raises(BrokenProcessPool), workers(3, worker) as give:
+        futures = [give(worker.encode, block) for _ in range(200)]
+        children: list[str] = []
+        while len(children) < 3:
+            tasks = Path("/proc/self/task").glob("*/children")
+            found = [child for task in tasks for child in task.read_text().split()]
+            children = [child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+            time.sleep(0.02)
+        os.kill(int(children[0]), signal.SIGKILL)
+        for future in futures:
+            future.result()
+    assert time.monotonic() - began < 30 and not any(alive(child) for child in children)
 
 
 def test_the_command_killed_while_its_workers_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ from headway.files import Ownership, probe
 from headway.training import engine
 from headway.training.checkpoint import Checkpoints
 from headway.training.engine import Outcome, Plain
-from headway.training.guard import Spikes, Unseen, interruptible
+from headway.training.guard import Spikes, Unseen, interruptible, leave_closed_terminal
 from headway.training.loop import Plan, Stage, Trainer
 from headway.training.streams import Stream
 from tests.training.test_checkpoint import OFTEN, Said, contents, in_writer
@@ -185,6 +185,36 @@ def test_signals_of_a_real_process(run_file: Path) -> None:
     assert Checkpoints(folder / "run").latest(pytest.fail) == 6  # the end of pretraining
     with pytest.raises(Interrupted):
         headway.train(folder / "run", folder / "run", resume=True, watch=StopAt(8))
+
+
+def test_only_ctrl_c_and_sigterm_are_said_twice() -> None:
+    """A closed terminal sends SIGHUP by its shell and by the system."""
+    with interruptible() as interrupted:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert interrupted() == signal.SIGHUP
+        with pytest.raises(Quit):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
+
+
+@pytest.mark.parametrize("stream", ["terminal", "pipe"])
+def test_what_is_said_to_nobody_goes_nowhere(stream: str) -> None:
+    reading, writing = os.openpty() if stream == "terminal" else os.pipe()
+    saved = os.dup(2)
+    try:
+        os.dup2(writing, 2)
+        leave_closed_terminal()
+        assert os.path.samestat(os.fstat(2), os.fstat(writing))  # somebody listens
+        os.close(reading)
+        handles = len(os.listdir("/proc/self/fd"))
+        leave_closed_terminal()
+        os.write(2, b"stopped\n")
+        assert len(os.listdir("/proc/self/fd")) == handles
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(writing)
 
 
 @pytest.mark.parametrize("live", [True, False])

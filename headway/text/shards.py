@@ -79,6 +79,7 @@ class Index:
     reading: dict[str, Any]
     sources: list[dict[str, Any]]
     shards: list[Shard]
+    learned: str = ""  # what was asked for where the tokenizer was learned from the corpus: bpe of size 8000
     format: str = FORMAT
     version: int = VERSION
 

@@ -644,10 +644,16 @@ def test_a_finished_preparation_is_not_one_by_another_tokenizer() -> None:
     path = story("txt")
     prepare([path], "out", "bytes")
     before = files_of("out")
-    assert "tokenizer: bytes there, characters now" in refusal([path], "out", "characters", resume=True)
+    words = "tokenizer: bytes of size None there, characters of size None now"
+    assert words in refusal([path], "out", "characters", resume=True)
     assert "tokenizer: " in refusal([path], "out", LOOKED_UP, resume=True)
     prepare([path], "out", "bytes", resume=True)
     assert files_of("out") == before
+    prepare([path], "sized", "words", size=60)
+    words = "tokenizer: words of size 60 there, words of size 70 now"
+    assert words in refusal([path], "sized", "words", size=70, resume=True)
+    prepare([path], "given", LOOKED_UP)
+    assert "tokenizer: bpe there, bytes now" in refusal([path], "given", "bytes", resume=True)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

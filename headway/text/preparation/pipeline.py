@@ -199,10 +199,12 @@ def check_folder(folder: Path, plan: Plan, resume: bool) -> None:
             raise RunError(f"{folder}: holds a finished preparation; train on it, or choose another folder with --out")
         known = Index.read(folder)
         before = {"shard_tokens": known.shard_tokens, "reading": known.reading, "sources": known.sources}
-        now = {key: plan.described()[key] for key in before}
+        now = {key: plan.described()[key] for key in (*before, "tokenizer")}
         if isinstance(plan.tokenizer, Tokenizer):
-            before["tokenizer"], now["tokenizer"] = known.tokenizer, plan.tokenizer.fingerprint()
-        else:
+            before["tokenizer"] = known.tokenizer
+        elif known.learned:
+            before["tokenizer"] = known.learned
+        else:  # it was given, and may be another of the same kind
             before["tokenizer"], now["tokenizer"] = load(folder / "tokenizer.json").kind, plan.tokenizer
         refuse_other(folder, before, now)
     elif (folder / UNFINISHED).is_file():
@@ -300,6 +302,7 @@ class Preparation:
             described["reading"],
             described["sources"],
             self.shards,
+            described["tokenizer"] if isinstance(self.plan.tokenizer, str) else "",
         ).write(self.folder)
         (self.folder / UNFINISHED).unlink()
 

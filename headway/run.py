@@ -499,7 +499,7 @@ def make_directory(directory: Path) -> Ownership:
 def sign(directory: Path, back_to: int | None) -> None:
     """Leave the name of the job in the directory, where torchrun started this process, and the step it went back to."""
     if job() and (back_to is not None or not was_begun_by_this_job(directory)):
-        write_text(directory / JOB, f"{job()}\n{back_to}")
+        write_text(directory / JOB, job() if back_to is None else f"{job()}\n{back_to}")
 
 
 def was_begun_by_this_job(directory: Path) -> bool:

@@ -127,3 +127,31 @@ def test_one_process_of_torchrun_is_alone(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     with ranks.joined() as found:
         assert found == ranks.ALONE
+
+
+def test_a_job_goes_back_once_for_each_step_it_is_told(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """torchrun starts its processes again with the same command: what was trained since is not thrown away."""
+    sets = ["training.checkpoint_every=1", "training.keep=9", "pretraining.training.keep=9"]
+    out = headway.train(run_file, tmp_path / "run", sets).path
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "notes-1")
+
+    class Killed(BaseException):
+        pass
+
+    def begun_with(back_to: int, stop: int) -> list[int]:
+        seen: list[int] = []
+
+        def watch(record: dict) -> None:
+            seen.append(record["step"])
+            if record["step"] == stop:
+                raise Killed
+
+        with pytest.raises(Killed):
+            headway.train(out, out, resume=True, back_to=back_to, watch=watch)
+        return seen
+
+    assert begun_with(7, 9)[0] == 8
+    assert begun_with(7, 11)[0] == 9  # started again, after the checkpoint of step 8
+    assert begun_with(8, 10)[0] == 9  # another command of the same name

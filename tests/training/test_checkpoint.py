@@ -369,7 +369,7 @@ def test_an_error_of_the_caller_waits_for_what_is_being_written(
     monkeypatch.setattr(Checkpoints, "write", slow)
     with pytest.raises(ZeroDivisionError):
         headway.train(run_file, tmp_path / "run", watch=watch)
-    assert Checkpoints(tmp_path / "run").latest(pytest.fail) == 6
+    assert Checkpoints(tmp_path / "run").steps() == [6, 7] and Checkpoints(tmp_path / "run").latest(pytest.fail) == 7
     assert not any(thread.name == "checkpoint" for thread in threading.enumerate())
 
 

@@ -257,7 +257,7 @@ class Recurrent(nn.Module):
         groups = self.all_weights
         weights = [weight for group in groups for weight in group]
         kernel = KERNELS.get(self.equation)
-        if kernel is None or not ordinary(data, *state, *weights):
+        if kernel is None or not ordinary(data, *state, *weights) or is_lacking(kernel, data):
             if sizes is not None:
                 return self.follow(groups, data, sizes.tolist(), state)
             by_time = data.transpose(0, 1) if self.batch_first else data
@@ -433,3 +433,18 @@ def ordinary(*tensors: Tensor) -> bool:
         return True
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     return forward_ad._current_level < 0 and not any(wrapped(x) for x in tensors)
+
+
+def is_lacking(kernel: Callable[..., tuple[Tensor, ...]], data: Tensor) -> bool:
+    """Whether the kernel does not know the type that autocast asks of it here. On a CPU oneDNN computes an LSTM, in
+    half precision only where the CPU has that; torch asks for it without looking."""
+    if kernel is not torch.lstm or data.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+        return False
+    return not has_half_lstm(torch.get_autocast_dtype("cpu"))
+
+
+def has_half_lstm(dtype: torch.dtype) -> bool:
+    """Whether this CPU's LSTM kernel takes numbers of this type."""
+    if dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype != torch.float16 or torch.ops.mkldnn._is_mkldnn_fp16_supported()

@@ -1,11 +1,8 @@
 """Training on many devices: the step of one process, shared among several.
 
-    every process draws the same rows and makes its own run of them
-    loss      Σ_streams weight · (sum over its own tokens ÷ the learned tokens of all processes)
-    gradient  the sum over all processes, exchanged once a step, whatever the number of pieces
-
-So a step of N processes is the step of one with the same rows, but for the order of additions and for what dropout
-drops. How the model lies on the processes is a `Layout`:
+Every process draws the same rows and makes its own run of them; losses are divided by the learned tokens of all, and
+gradients are summed (`headway.training.engine`). So a step of N processes is the step of one with the same rows, but
+for the order of additions and for what dropout drops. How the model lies on the processes is a `Layout`:
 
     Layout       one process has it all
     Replicated   each has all of it, and gradients are summed (DistributedDataParallel)
@@ -20,10 +17,9 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -34,14 +30,12 @@ from headway.errors import SettingsError, UserError
 from headway.files import write_synced
 from headway.models import CausalModel, Model
 from headway.ranks import ALONE, Ranks
-from headway.tasks.base import IGNORE, Batch, Task
+from headway.tasks.base import Task
 from headway.training import device as devices
 from headway.training import engines, sharded
 from headway.training.checkpoint import Checkpoints, State, Writer, fingerprint, or_nothing, tensors_of
-from headway.training.engine import Engine, Outcome, Plain, clip_gradients
+from headway.training.engine import Engine, Peers, Plain
 from headway.training.optimizer import Optimizer
-from headway.training.order import mix
-from headway.training.parts import during
 from headway.training.streams import Stream
 
 NAMES = ("auto", "ddp", "fsdp")
@@ -80,10 +74,8 @@ class Layout:
         return self.model
 
 
-class Several(Layout, ABC):
-    """The model on several processes."""
-
-    forward: nn.Module  # what a batch goes through
+class Several(Layout, Peers):
+    """The model on several processes, which take every step together."""
 
     def engine(
         self,
@@ -94,15 +86,10 @@ class Several(Layout, ABC):
         settings: Any,
         say: Callable[[str], None],
     ) -> Engine:
-        plain = Plain(self.model, streams, optimizer, seed, precision, settings.clip, settings.accumulate)
-        return Together(plain, self)
+        return Plain(self.model, streams, optimizer, seed, precision, settings.clip, settings.accumulate, self)
 
     def describe_engine(self, settings: Any, device: torch.device) -> str:
         return "operation by operation, as one process cannot capture what it exchanges with others"
-
-    @abstractmethod
-    def exchanging(self, now: bool) -> AbstractContextManager[None]:
-        """Within it, gradients are exchanged if it is time, else only added up."""
 
 
 class Replicated(Several):
@@ -169,7 +156,7 @@ class Sharded(Several):
         """The weights, put together in every process."""
         targets = tensors_of(self.blank.to(self.device))
         for name, tensor in tensors_of(self.model).items():
-            targets[name].copy_(full(tensor))
+            targets[name].copy_(sharded.full(tensor))
         return self.blank
 
     def writer(self, checkpoints: Checkpoints) -> Writer:
@@ -177,73 +164,6 @@ class Sharded(Several):
 
     def at_hand(self) -> Model:
         return self.blank
-
-
-@dataclass
-class Together(Engine):
-    """A step that several processes take together, each with its own rows."""
-
-    plain: Plain  # what a process needs for a step by itself
-    layout: Several
-
-    def step(self, step: int, rate: float) -> Outcome:
-        plain, ranks, optimizer = self.plain, self.layout.ranks, self.plain.optimizer
-        device = next(plain.model.parameters()).device
-        with during("making batches"):
-            streams = [stream for stream in plain.streams if stream.takes_part(step)]
-            batches, own = zip(*(self.own(stream, step) for stream in streams), strict=True)
-            counted = [[tokens, batch.learned()] for tokens, batch in zip(own, batches, strict=True)]
-            counts = ranks.total(torch.tensor(counted))  # (streams, 2): of all processes
-            learned = counts[:, 1].clamp(min=1).tolist()
-            pieces = [
-                (place, piece)
-                for place, (stream, batch) in enumerate(zip(streams, batches, strict=True))
-                for piece in batch.pieces(self.pieces(stream, step, int(counts[place, 0]), device))
-            ]
-        torch.manual_seed(mix(plain.seed, "dropout", step, *([] if ranks.leads else [ranks.rank])))
-        optimizer.set_rate(rate)
-        sums = torch.zeros(len(streams), device=device)  # of the losses of each stream's tokens
-        with devices.autocast(device, plain.precision):
-            for number, (place, piece) in enumerate(pieces, 1):
-                with self.layout.exchanging(number == len(pieces)):
-                    share = streams[place].weight / learned[place]
-                    sums[place] += self.gradients(streams[place], piece.to(device), share)
-        means = [total / count for total, count in zip(ranks.total(sums).unbind(), learned, strict=True)]
-        loss = torch.stack([stream.weight * mean for stream, mean in zip(streams, means, strict=True)]).sum()
-        with during("clipping"):
-            optimizer.unscale()
-            norm = full(clip_gradients(plain.model, plain.clip))
-        with during("optimizer"):
-            optimizer.step_if_finite(loss, norm)
-            optimizer.zero_grad()
-        losses = {stream.name: mean for stream, mean in zip(streams, means, strict=True)}
-        positions = int(ranks.total(torch.tensor(sum(piece.inputs.numel() for _, piece in pieces))))
-        return Outcome(int(counts[:, 0].sum()), positions, loss, norm, losses)
-
-    def gradients(self, stream: Stream, piece: Batch, share: float) -> Tensor:
-        """Add the gradients of the piece's summed loss times `share`; returns the sum."""
-        with during("forward"):
-            summed = stream.losses(self.layout.forward, piece).sum()
-        with during("backward"):
-            self.plain.optimizer.backward(summed * share)
-        return summed.detach()
-
-    def own(self, stream: Stream, step: int) -> tuple[Batch, int]:
-        """(this process's rows of a stream, their tokens). Where there are fewer rows than processes, it may have none:
-        then it takes part with a row that teaches nothing."""
-        rows, noise = stream.draw(step)
-        part = self.layout.ranks.part(len(rows))
-        if part.start < part.stop:
-            batch = stream.task.make(rows[part], noise[..., part])
-            return batch, batch.tokens
-        batch = stream.task.make(rows[:1], noise[..., :1])
-        return replace(batch, targets=torch.full_like(batch.targets, IGNORE)), 0
-
-    def pieces(self, stream: Stream, step: int, tokens: int, device: torch.device) -> int:
-        """Into how many pieces the rows are cut: as many in every process, and none without a row."""
-        ranks = self.layout.ranks
-        fewest = max(1, len(stream.order.rows(step - stream.begin)) // ranks.size)
-        return min(fewest, self.plain.pieces(tokens // ranks.size, device))
 
 
 class Bystander(Writer):
@@ -308,8 +228,3 @@ def summed(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """Exchange a bucket of gradients: their sum, where DDP by itself takes the mean."""
     done = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
     return done.then(lambda future: future.value()[0])
-
-
-def full(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that the processes hold in parts."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

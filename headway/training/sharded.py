@@ -30,6 +30,11 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that the processes hold in parts."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 def has_parts(folder: Path) -> bool:
     return any(folder.glob(f"{MARK}*"))
 

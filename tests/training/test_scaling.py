@@ -27,7 +27,7 @@ from headway.ranks import Ranks
 from headway.tasks import Batch
 from headway.training import scaling
 from headway.training.checkpoint import tensors_of
-from headway.training.distributed import Sharded, Together
+from headway.training.distributed import Sharded
 from headway.training.engine import Plain
 from headway.training.loop import TrainingSettings
 from headway.training.optimizer import build_optimizer
@@ -145,7 +145,7 @@ def test_a_step_of_one_among_1024(rank: int, optimizer: str) -> None:
         layout = Sharded(model, ranks, torch.device("cpu"), torch.float32)
         built = build_optimizer(model, TrainingSettings(optimizer=optimizer))
         stream = Stream("rows", Rows(), 8, Shuffled(8, 8, 0), 0)  # type: ignore[arg-type]
-        done = Together(Plain(model, [stream], built, 0, torch.float32, 1.0), layout).step(0, 1.0)
+        done = Plain(model, [stream], built, 0, torch.float32, 1.0, peers=layout).step(0, 1.0)
         assert done.tokens == (4 if rank == SIZE - 1 else 0)
         for parameter in model.parameters():  # what others would have sent is no number, perhaps, and was passed over
             assert parameter.grad is None
@@ -179,9 +179,9 @@ def test_what_sharded_processes_exchange_in_a_step(pieces: int) -> None:
     with pretended(0, 2) as ranks:
         layout = Sharded(model, ranks, torch.device("cpu"), torch.float32)
         stream = Stream("rows", Rows(), 8, Shuffled(8, 8, 0), 0)  # type: ignore[arg-type]
-        plain = Plain(model, [stream], build_optimizer(model, TrainingSettings()), 0, torch.float32, 1.0, pieces)
+        optimizer = build_optimizer(model, TrainingSettings())
         with Exchanged() as exchanged:
-            Together(plain, layout).step(0, 1.0)
+            Plain(model, [stream], optimizer, 0, torch.float32, 1.0, pieces, layout).step(0, 1.0)
     assert exchanged.bytes / 2 / network.within == pytest.approx(expected, rel=0.02)  # rows are filled up to halves
 
 

@@ -24,7 +24,7 @@ from headway.errors import Interrupted, RunError
 from headway.ranks import Ranks, joined, leave
 from headway.training import distributed
 from headway.training.checkpoint import Checkpoints
-from headway.training.distributed import Together
+from headway.training.engine import Plain
 from headway.training.muon import BatchedMuon, ShardedMuon
 
 SHORT = ["pretraining.training.steps=4", "training.steps=8", "training.evaluate_every=4", "training.accumulate=2"]
@@ -90,21 +90,21 @@ def unlike(ranks: Ranks) -> list[str]:
 
 def stop(wanted: RunSettings, out: str, ranks: Ranks) -> None:
     """Train until a signal comes to the last process after step STOP; all of them stop."""
-    original = Together.step
+    original = Plain.step
 
-    def step(self: Together, number: int, rate: float) -> Any:
-        if number + 4 + 1 == STOP and ranks.rank == ranks.size - 1 and len(self.plain.streams) > 1:
+    def step(self: Plain, number: int, rate: float) -> Any:
+        if number + 4 + 1 == STOP and ranks.rank == ranks.size - 1 and len(self.streams) > 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return original(self, number, rate)
 
-    Together.step = step  # type: ignore[method-assign]
+    Plain.step = step  # type: ignore[method-assign]
     try:
         headway.train(wanted, out)
         raise AssertionError("it was not stopped")
     except Interrupted as stopped:
         assert f"after step {STOP}," in str(stopped) and stopped.number == signal.SIGTERM
     finally:
-        Together.step = original  # type: ignore[method-assign]
+        Plain.step = original  # type: ignore[method-assign]
 
 
 class ReduceScatters(TorchDispatchMode):

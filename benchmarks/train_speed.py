@@ -83,7 +83,12 @@ def headway_step(size: Size, task: Task, device: torch.device, precision: torch.
     training = TrainingSettings(steps=10_000, batch_size=size.rows, learning_rate=6e-4)
     stream = Stream("rows", task, size.rows, Shuffled(task.examples, size.rows, 0), 0)
     engine = engines.build(model, [stream], build_optimizer(model, training), 0, precision, training, print)
-    return lambda step: engine.step(step, 1.0).tokens
+
+    def take(step: int) -> int:
+        engine.prepare(step)
+        return engine.step(step, 1.0).tokens
+
+    return take
 
 
 def peer(folder: Path, file: str, name: str) -> Any:

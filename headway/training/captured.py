@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FunctionType, MethodType
 from typing import Any, cast
@@ -68,10 +68,12 @@ class Captured(Engine):
         self.active: list[Stream] = []
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def step(self, step: int, rate: float) -> Outcome:
+    def prepare(self, step: int) -> None:
         active = [stream for stream in self.streams if stream.takes_part(step)]
         if active != self.active:
             self.capture(active, step)
+
+    def step(self, step: int, rate: float) -> Outcome:
         with during("making batches"):
             tokens = self.feed.fill(step, self.active, self.buffers)
         torch.cuda.manual_seed(mix(self.seed, "dropout", step))
@@ -84,8 +86,7 @@ class Captured(Engine):
 
     def capture(self, active: list[Stream], step: int) -> None:
         """Record the step for these streams. It is tried out first; what that changes is put back."""
-        self.active = active
-        self.graph = None
+        self.active, self.graph = [], None
         self.feed.forget()
         self.buffers = [Buffer(group, self.device) for group in by_length(active)]
         self.names = [stream.name for buffer in self.buffers for stream in buffer.streams]
@@ -95,9 +96,12 @@ class Captured(Engine):
         while self.graph is None:
             try:
                 self.graph = self.recorded(saved)
-            except Exception as error:
+            except BaseException as error:
+                torch.cuda.synchronize()  # nothing of the attempt is still at work
                 self.optimizer.restore(saved)
                 self.forget_gradients()
+                if not isinstance(error, Exception):
+                    raise
                 if not is_out_of_memory(error):
                     raise CannotCapture(one_line(str(error))[:200] or type(error).__name__) from error
                 if 2 * self.accumulate > max(len(buffer.inputs) for buffer in self.buffers):
@@ -105,12 +109,13 @@ class Captured(Engine):
                 self.accumulate *= 2
                 self.say(f"out of memory: the same step is now taken in {self.accumulate} parts, training.accumulate")
             torch.cuda.empty_cache()  # out here, where nothing of a failed attempt is held any more
+        self.active = active
 
     def recorded(self, saved: list[tuple[Tensor, Tensor]]) -> torch.cuda.CUDAGraph:
         """The step as a graph, after it was taken a few times; `saved` is put back in between."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), many_shapes():
+        with torch.cuda.stream(side), compiling():
             for _ in range(WARM_UP):
                 self.body()
         torch.cuda.current_stream().wait_stream(side)
@@ -327,10 +332,19 @@ def with_own_code(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return MethodType(copy, plain.__self__)
 
 
-def many_shapes() -> AbstractContextManager[object]:
-    """Within it, code may be compiled for as many shapes of rows as streams and parts of them can have."""
-    known = hasattr(torch._dynamo.config, "recompile_limit")
-    return torch._dynamo.config.patch(recompile_limit=SHAPES) if known else nullcontext()
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Within it, code may be compiled for as many shapes of rows as streams and parts of them can have. The backward
+    pass is compiled with the forward pass, and not later in a thread of autograd's, where no signal is heard."""
+    wishes = (
+        (torch._dynamo.config, "recompile_limit", SHAPES),
+        (torch._functorch.config, "force_non_lazy_backward_lowering", True),
+    )
+    with ExitStack() as patches:
+        for config, name, value in wishes:
+            if hasattr(config, name):  # in this version of torch
+                patches.enter_context(config.patch(**{name: value}))
+        yield
 
 
 def compiler_options() -> dict[str, Any]:

@@ -19,18 +19,19 @@ PAYS_FROM = 1000  # steps from which compiling (about half a minute) is worth it
 
 
 class FirstThatWorks(Engine):
-    """The first of several engines that can carry out a step; what is wrong with those before it is said."""
+    """The first of several engines that can carry out the steps; what is wrong with those before it is said."""
 
     def __init__(self, choices: Sequence[tuple[str, Callable[[], Engine]]], say: Callable[[str], None]) -> None:
         (_, make), *self.others = choices
         self.engine: Engine | None = make()
         self.say = say
 
-    def step(self, step: int, rate: float) -> Outcome:
+    def prepare(self, step: int) -> None:
+        """The first that can be got ready for the step."""
         while True:
             try:
                 assert self.engine is not None
-                return self.engine.step(step, rate)
+                return self.engine.prepare(step)
             except CannotCapture as error:
                 if not self.others:
                     raise
@@ -39,6 +40,10 @@ class FirstThatWorks(Engine):
             (how, make), *self.others = self.others
             self.say(f"the step could not be made faster as planned ({wrong}); {how} instead")
             self.engine = make()
+
+    def step(self, step: int, rate: float) -> Outcome:
+        assert self.engine is not None
+        return self.engine.step(step, rate)
 
 
 def build(

@@ -6,8 +6,9 @@ import os
 import select
 import signal
 import stat
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from statistics import median
 
@@ -23,32 +24,62 @@ IN_A_ROW = 10  # steps without a number after which there is no point in going o
 SHOWN = 5  # rows of a stream that a message names
 
 
-@contextmanager
-def interruptible() -> Iterator[Callable[[], int]]:
-    """Within it, the first Ctrl-C, SIGTERM or SIGHUP is only noted; a second Ctrl-C or SIGTERM quits at once.
+class Stopped(BaseException):
+    """A signal asks a run to end while it does something that may be left at any moment."""
 
-    A terminal that is closed sends SIGHUP more than once: by the shell, and by the system when the shell has gone.
 
-    Yields a function that gives the number of the signal that came, 0 while there was none.
+class Stops:
+    """The signals that ask a run to end. The first one is noted, for the run to end after its step; a second Ctrl-C or
+    SIGTERM quits at once.
+
+    What comes within `SAME` seconds of the first is the same wish, said twice: `timeout` tells a program and then its
+    whole group, torchrun tells processes that the terminal has told already. A terminal that is closed sends SIGHUP
+    more than once: by the shell, and by the system when the shell has gone.
     """
-    seen: list[int] = []
 
-    def note(number: int, frame: object) -> None:
-        seen.append(number)
+    SAME = 0.5
+
+    def __init__(self) -> None:
+        self.number = 0  # of the signal that came, 0 while there was none
+        self.since = 0.0
+        self.raises = False
+
+    def hear(self, number: int, frame: object = None) -> None:
         leave_closed_terminal()
-        if len(seen) > 1 and number in (signal.SIGINT, signal.SIGTERM):
+        if not self.number:
+            self.number, self.since = number, time.monotonic()
+            if self.raises:
+                raise Stopped
+        elif number in (signal.SIGINT, signal.SIGTERM) and time.monotonic() - self.since > self.SAME:
             raise Quit("stopped at once, nothing more was saved; checkpoints from before are whole", number)
 
+    @contextmanager
+    def at_once(self, wanted: bool = True) -> Iterator[None]:
+        """Within it a signal is raised as `Stopped`, also one that came before: for what takes long and changes
+        nothing."""
+        self.raises = wanted
+        try:
+            if wanted and self.number:
+                raise Stopped
+            yield
+        finally:
+            self.raises = False
+
+
+@contextmanager
+def interruptible() -> Iterator[Stops]:
+    """Within it, the signals that ask a program to end are heard by what it gives."""
+    stops = Stops()
     before = {}
     for number in STOPS:
         if number not in (signal.SIGINT, signal.SIGTERM) and signal.getsignal(number) is signal.SIG_IGN:
             continue  # started by nohup
         try:
-            before[number] = signal.signal(number, note)
+            before[number] = signal.signal(number, stops.hear)
         except ValueError:  # not the main thread: the caller's signals are the caller's
             break
     try:
-        yield lambda: seen[0] if seen else 0
+        yield stops
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # None: not set from Python

@@ -36,6 +36,8 @@ from headway.training.guard import (
     IN_A_ROW,
     OnTheWay,
     Spikes,
+    Stopped,
+    Stops,
     Unseen,
     describe_rows,
     interruptible,
@@ -184,6 +186,7 @@ class Trainer:
         self.checkpoints = Checkpoints(self.directory)
         self.writer = self.layout.writer(self.checkpoints)
         self.metrics = self.directory / "metrics.jsonl"
+        self.stops = Stops()
         self.resumed_at: int | None = None
         self.saved: int | None = None  # the step that this process saved last, or began at
         self.counted = True  # whether the state tells of every step whose update was made
@@ -251,9 +254,9 @@ class Trainer:
         left = [stage for stage in self.stages if self.is_left(stage)]
         steps = [stage.end - max(stage.begin, self.state.step) for stage in left]
         profile = Profile(self.directory, self.report, steps) if self.profile else Unprofiled()
-        with interruptible() as interrupted, self.writer:
+        with interruptible() as self.stops, self.writer:
             for stage in left:
-                self.fit(stage, interrupted, profile)
+                self.fit(stage, profile)
             self.writer.wait()
             if self.ranks.led(lambda: self.state.step not in self.checkpoints.steps()):  # a run of no steps
                 self.state.done = True
@@ -261,12 +264,18 @@ class Trainer:
         return self.state
 
     def is_left(self, stage: Stage) -> bool:
-        """Whether there is something to do in a stage. One that was given up at its last step is still to be scored,
-        and so is one of no steps after another."""
-        step, done = self.state.step, self.state.done
-        return not done and (step < stage.end or (stage.final and step > 0))
+        """Whether there is something to do in a stage."""
+        return not self.state.done and (self.state.step < stage.end or self.is_owed(stage))
 
-    def fit(self, stage: Stage, interrupted: Callable[[], int], profile: Unprofiled) -> None:
+    def is_owed(self, stage: Stage) -> bool:
+        """Whether the model is to be scored before its next step: that was broken off, or the run was given up at the
+        last step of all, or the last stage has no steps."""
+        step = self.state.step
+        if self.state.unscored and stage.begin < step <= stage.end:
+            return True
+        return stage.final and step >= stage.end and step > 0
+
+    def fit(self, stage: Stage, profile: Unprofiled) -> None:
         """Train one stage to its end."""
         settings, state = stage.settings, self.state
         plan = self.plan(stage)
@@ -280,44 +289,51 @@ class Trainer:
             self.report.progress(stage.name, settings.steps, state.step - stage.begin) as progress,
             self.rescued(stage, plan, progress),
         ):
-            unscored, state.unscored = state.unscored and state.step > stage.begin, False
-            while state.step < stage.end or unscored:
-                if not unscored:
+            owed, state.unscored = self.is_owed(stage), False
+            while owed or state.step < stage.end:
+                if not owed:
                     self.advance(stage, plan, progress)
-                step, last = state.step - stage.begin, state.step == stage.end
-                scored = due(settings.evaluate_every, step) or (last and stage.final) or unscored
-                saved = due(settings.checkpoint_every, step) or last or unscored
+                step, last = state.step - stage.begin, state.step >= stage.end
+                scored = owed or due(settings.evaluate_every, step) or (last and stage.final)
+                saved = owed or due(settings.checkpoint_every, step) or last
                 if scored or saved:
                     self.catch_up(stage, plan, progress)
                 meter.lap()
                 profile.after(step - 1)
                 better, enough = self.evaluate(stage) if scored else (False, False)
-                state.done = stage.final and (last or enough)
-                stop = self.ranks.highest(interrupted())
-                regular = saved or better or enough
-                if regular or stop:
+                state.done = stage.final and (last or enough) and not state.unscored
+                if saved or better or enough:
                     self.catch_up(stage, plan, progress)
-                    self.save(stage, plan, regular)
+                    self.save(stage, plan)
                 self.writer.check()
                 if enough:
                     break
-                if stop and not state.done:
-                    self.writer.wait()
-                    raise Interrupted(f"stopped after step {state.step:,}, state saved", stop)
-                unscored = False
+                if not state.done and self.ranks.highest(self.stops.number):
+                    self.leave(stage, plan, progress)
+                owed = False
                 meter.skip()
-            if stage.final and not state.done:
-                self.evaluate(stage)  # it was given up at its last step, and is done for all that
-                state.done = True
-                self.save(stage, plan)
         self.report.say(f"{stage.name}: {meter.summary()}")
+
+    def leave(self, stage: Stage, plan: Plan, progress: Progress) -> NoReturn:
+        """End the run, as a signal asked for: what is not saved yet is saved."""
+        step = self.state.step
+        self.catch_up(stage, plan, progress)
+        if step > stage.begin and self.saved != step:
+            self.save(stage, plan, regular=False)
+        self.writer.wait()
+        where = f"after step {step:,}, state saved" if step else "before the first step"
+        owed = ", its evaluation is still to be made" if self.state.unscored else ""
+        raise Interrupted(f"stopped {where}{owed}", self.ranks.highest(self.stops.number))
 
     def advance(self, stage: Stage, plan: Plan, progress: Progress) -> None:
         """Take the next step, and write the line of an earlier one if its numbers are there by now."""
         settings, state = stage.settings, self.state
         step = state.step - stage.begin
         share = plan.rate(step)
-        done = self.step(stage, plan, progress, step, share)
+        try:
+            done = self.step(stage, plan, progress, step, share)
+        except Stopped:  # before it began
+            self.leave(stage, plan, progress)
         self.counted = False
         logged = due(settings.log_every, step + 1) or state.step + 1 == stage.end
         if plan.at_hand:
@@ -353,6 +369,8 @@ class Trainer:
                 devices.repeatable(plan.meter.device, stage.settings.deterministic),
                 devices.tf32_products(plan.meter.device, stage.settings.precision == "tf32"),
             ):
+                with self.stops.at_once(self.ranks.size == 1):  # of several, all stop after the same step
+                    plan.engine.prepare(step)
                 return plan.engine.step(step, share)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
@@ -559,8 +577,11 @@ class Trainer:
         """Score the model and remember the best: (is this the best so far, is it time to stop early)."""
         task, state = stage.task, self.state
         try:
-            with during("evaluation"):
+            with during("evaluation"), self.stops.at_once(self.ranks.size == 1):
                 result = self.layout.evaluate(task)  # in float32, as whoever loads the run will see it
+        except Stopped:
+            state.unscored = True
+            return False, False
         except Exception:
             state.unscored = True
             raise

@@ -12,6 +12,7 @@ import random
 import re
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,8 +38,10 @@ from headway.errors import Interrupted, Quit, RunError, UserError
 from headway.files import Ownership, probe
 from headway.training import engine
 from headway.training.checkpoint import Checkpoints
+from headway.training.distributed import Layout
 from headway.training.engine import Outcome, Plain
-from headway.training.guard import Spikes, Unseen, interruptible, leave_closed_terminal
+from headway.training.engines import FirstThatWorks
+from headway.training.guard import Spikes, Stopped, Stops, Unseen, interruptible, leave_closed_terminal
 from headway.training.loop import Plan, Stage, Trainer
 from headway.training.streams import Stream
 from tests.training.test_checkpoint import OFTEN, Said, contents, in_writer
@@ -137,7 +140,7 @@ def test_a_second_signal_quits_at_once_and_the_checkpoint_before_stays(
             until(lambda: 8 in Checkpoints(tmp_path / "run").steps())
             stopping.set()
             os.kill(os.getpid(), signal.SIGTERM)
-            again = threading.Thread(target=lambda: (hangs.wait(20), os.kill(os.getpid(), signal.SIGTERM)))
+            again = threading.Thread(target=lambda: (hangs.wait(20), later(), os.kill(os.getpid(), signal.SIGTERM)))
             again.start()
 
     monkeypatch.setattr(os, "fsync", fsync)
@@ -177,6 +180,7 @@ def test_signals_of_a_real_process(run_file: Path) -> None:
     (folder / "slow").touch()
     process.send_signal(signal.SIGTERM)
     until(lambda: list(checkpoints.glob(".*")))
+    later()
     process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     shown = process.communicate(timeout=60)[1]
@@ -187,18 +191,154 @@ def test_signals_of_a_real_process(run_file: Path) -> None:
         headway.train(folder / "run", folder / "run", resume=True, watch=StopAt(8))
 
 
+def later() -> None:
+    """Wait until another signal is another wish."""
+    time.sleep(Stops.SAME + 0.2)
+
+
 def test_only_ctrl_c_and_sigterm_are_said_twice() -> None:
     """A closed terminal sends SIGHUP by its shell and by the system."""
-    with interruptible() as interrupted:
+    with interruptible() as stops:
         try:
             for _ in range(3):
                 os.kill(os.getpid(), signal.SIGHUP)
+                later()
         except Quit:
             pytest.fail("SIGHUP counts once")
-        assert interrupted() == signal.SIGHUP
+        assert stops.number == signal.SIGHUP
         with pytest.raises(Quit):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(1)
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_is_doubled_counts_once(first: int, second: int) -> None:
+    with interruptible() as stops:
+        try:
+            for number in (first, second, second):
+                os.kill(os.getpid(), number)
+                time.sleep(0.05)
+        except Quit:
+            pytest.fail("that was one wish")
+        assert stops.number == first
+        with pytest.raises(Quit) as caught:
+            later()
+            os.kill(os.getpid(), second)
+            time.sleep(1)
+        assert caught.value.number == second
+
+
+def test_what_may_be_left_is_left_at_once() -> None:
+    with interruptible() as stops:
+        with stops.at_once():
+            pass
+        with stops.at_once(False):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.05)
+        assert stops.number == signal.SIGTERM  # noted
+        with pytest.raises(Stopped), stops.at_once():  # also where it came before
+            pytest.fail("nothing that takes long is begun any more")
+    with interruptible() as stops:
+        with pytest.raises(Stopped), stops.at_once():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+            pytest.fail("it did not stop")
+        time.sleep(0.01)  # out here nothing is raised
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_timeout_saves_the_run(run_file: Path) -> None:
+    """`timeout` tells the program, and then the program's group: it hears of it twice."""
+    if shutil.which("timeout") is None:
+        pytest.skip("there is no timeout here")
+    out = run_file.parent / "run"
+    sets = ["--set", "training.steps=1000000", "--set", "training.checkpoint_every=0", "--out", str(out)]
+    process = subprocess.Popen(  # 0 seconds: it waits for ever, and passes on what it is told itself
+        ["timeout", "0", sys.executable, "-m", "headway", "train", str(run_file), *sets],
+        cwd=run_file.parent,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    until(lambda: '"training"' in text_of(out / "metrics.jsonl"))
+    process.send_signal(signal.SIGTERM)
+    assert "state saved; go on with" in process.communicate(timeout=60)[1]
+    assert (Checkpoints(out).latest(pytest.fail) or 0) > 6
+
+
+@pytest.mark.parametrize("when", ["during", "before"])
+@pytest.mark.parametrize("step", [3, 6, 8, 11])  # of which pretraining has the first two; the last step of all is 11
+def test_an_evaluation_is_left_at_once_and_made_when_the_run_is_resumed(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, when: str
+) -> None:
+    settings = load_settings(run_file, [*LOGGED, "training.evaluate_every=2", "pretraining.training.evaluate_every=3"])
+    whole = headway.train(settings, tmp_path / "whole")
+    plain, began = Layout.evaluate, []
+
+    def evaluate(self: Layout, task: Any) -> dict[str, Any]:
+        at = trainer[0].state.step
+        if at == step and not began:
+            began.append(time.monotonic())
+            assert when == "during", "an evaluation was begun after the signal"
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(20)
+        return plain(self, task)
+
+    trainer: list[Trainer] = []
+    fit, record = Trainer.fit, Trainer.record
+
+    def remember(self: Trainer, *given: Any) -> None:
+        trainer[:] = [self]
+        fit(self, *given)
+
+    def tell(self: Trainer, line: dict[str, Any]) -> None:
+        record(self, line)
+        if when == "before" and line["step"] == step and "loss" in line and not began:
+            began.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Layout, "evaluate", evaluate)
+    monkeypatch.setattr(Trainer, "fit", remember)
+    monkeypatch.setattr(Trainer, "record", tell)
+    with pytest.raises(Interrupted, match=f"after step {step}, state saved, its evaluation is still to be made"):
+        headway.train(settings, tmp_path / "run")
+    assert time.monotonic() - began[0] < 10
+    state = Checkpoints(tmp_path / "run").state(step)
+    assert state.unscored and not state.done and Checkpoints(tmp_path / "run").latest(pytest.fail) == step
+    run = headway.train(settings, tmp_path / "run", resume=True)
+    assert run.state.done and not run.state.unscored
+    scores = [[each for each in one.metrics if "evaluation" in each] for one in (whole, run)]
+    assert scores[0] == scores[1] and len(scores[0]) == 5
+    assert same(final_weights(run.path), final_weights(whole.path))
+    assert (run.state.best_step, run.state.best_value) == (whole.state.best_step, whole.state.best_value)
+
+
+@pytest.mark.parametrize("step", [0, 3, 6, 9])
+def test_getting_ready_is_left_at_once(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """A step that is being compiled has changed nothing: what was there before it is saved."""
+    settings = load_settings(run_file, [*LOGGED, "training.checkpoint_every=0"])
+    whole = headway.train(settings, tmp_path / "whole")
+    stage, begin = ("training", 6) if step >= 6 else ("pretraining", 0)
+
+    def prepare(self: FirstThatWorks, number: int) -> None:
+        assert isinstance(self.engine, Plain)
+        if self.engine.streams[0].name == stage and begin + number == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(20)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FirstThatWorks, "prepare", prepare)
+        began = time.monotonic()
+        words = f"after step {step}, state saved" if step else "before the first step"
+        with pytest.raises(Interrupted, match=f"stopped {words}"):
+            headway.train(settings, tmp_path / "run")
+        assert time.monotonic() - began < 15
+    assert Checkpoints(tmp_path / "run").latest(pytest.fail) == (step or None)
+    run = headway.train(settings, tmp_path / "run", resume=True)
+    assert same(final_weights(run.path), final_weights(whole.path))
 
 
 @pytest.mark.parametrize("stream", ["terminal", "pipe"])
@@ -268,8 +408,8 @@ def test_outside_the_main_thread_signals_are_left_alone() -> None:
     seen: list[Any] = []
 
     def body() -> None:
-        with interruptible() as interrupted:
-            seen.append((interrupted(), signal.getsignal(signal.SIGTERM)))
+        with interruptible() as stops:
+            seen.append((stops.number, signal.getsignal(signal.SIGTERM)))
 
     thread = threading.Thread(target=body)
     thread.start()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from headway.configuration import load_settings
 from headway.errors import SettingsError
 from headway.models import GPT
 from headway.tasks.base import next_token_loss
-from headway.training.captured import Buffer, Captured, InLowPrecision, many_shapes, with_own_code
+from headway.training.captured import Buffer, Captured, InLowPrecision, compiling, with_own_code
 from headway.training.engine import Plain
 from headway.training.loop import TrainingSettings, steps_at
 from headway.training.optimizer import build_optimizer
@@ -248,9 +250,27 @@ def test_a_process_may_compile_any_number_of_models_and_a_model_any_number_of_sh
         compiled = torch.compile(with_own_code(copy.losses), **options)
         assert torch.equal(compiled(given, given, smoothing=0.0), copy.losses(given, given, smoothing=0.0))
         kept.append(compiled)
-    with many_shapes():
+    with compiling():
         for length in range(2, 15):
             kept[-1](given[:, :length], given[:, :length], smoothing=0.0)
+
+
+def test_the_backward_pass_is_compiled_before_it_runs() -> None:
+    """Where it is compiled as it runs, that is in a thread of autograd's on a GPU, and no signal is heard meanwhile."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    compiled: list[str] = []
+
+    def compiler(name: str) -> Callable[..., Any]:
+        return lambda graph, inputs: compiled.append(name) or make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=compiler("forward"), bw_compiler=compiler("backward"))
+    with compiling():
+        y = torch.compile(lambda x: (x * x).sum(), backend=backend)(torch.ones(3, requires_grad=True))
+        assert compiled == ["forward", "backward"]
+        y.backward()
+    assert compiled == ["forward", "backward"]
 
 
 def test_a_step_without_a_finite_gradient_changes_no_weight() -> None:

@@ -25,6 +25,7 @@ HARMLESS = (
     "bad_steps",
     "spike_warning",
     "device",
+    "batches",
     "parallel",
 )
 SECTIONS = ("training", "pretraining.training")

@@ -138,13 +138,27 @@ class Task(ABC):
     def batch(self, rows: Tensor, generator: torch.Generator) -> Batch:
         return self.make(rows, self.noise(len(rows), generator))
 
+    def data(self) -> dict[str, Any]:
+        """Of what the task has loaded, the tensors and what consists of tensors, by name."""
+        return {name: value for name, value in vars(self).items() if hasattr(value, "to")}
+
     def on(self, device: torch.device) -> Self:
         """A copy of the task whose data lie on `device`, to make batches there."""
         twin = copy.copy(self)
-        for name, value in vars(self).items():
-            if hasattr(value, "to"):
-                setattr(twin, name, value.to(device))
+        for name, value in self.data().items():
+            setattr(twin, name, value.to(device))
         return twin
+
+    @property
+    def nbytes(self) -> int:
+        """Of its data, what they take of memory."""
+        parts = ([value] if isinstance(value, Tensor) else vars(value).values() for value in self.data().values())
+        return sum(each.nbytes for part in parts for each in part if isinstance(each, Tensor))
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether some of its data are read from disk when they are needed."""
+        return any(getattr(value, "on_disk", False) for value in vars(self).values())
 
     @abstractmethod
     def evaluate(self, model: Any, split: str = "dev", among: Ranks = ALONE) -> dict[str, Any]:

@@ -110,6 +110,8 @@ class Stored:
     Slices and indexes as a one-dimensional tensor does; the ids at an index come as a tensor on the index's device.
     """
 
+    on_disk = True
+
     def __init__(self, tokens: Joined, begin: int = 0, end: int | None = None) -> None:
         self.tokens, self.begin, self.end = tokens, begin, len(tokens) if end is None else end
 

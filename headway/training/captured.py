@@ -1,21 +1,19 @@
 """The step for one CUDA GPU: captured, and compiled where that pays.
 
 The forward and backward passes are compiled, the whole step up to the optimizer's update is captured once as a CUDA
-graph, and from then on a step is one replay. Batches are made on the device, many steps at a time and on a stream of
-their own, so that no Python work and no waiting stands between two steps. What changes from step to step lives on the
-device: the batch, the learning rate, the seed of dropout.
+graph, and from then on a step is one replay. Batches are made ahead (`Feed`), so that no Python work and no waiting
+stands between two steps. What changes from step to step lives on the device: the batch, the learning rate, the seed of
+dropout.
 
 It sees the same rows as `Plain`, corrupted in the same way.
 
-Shapes: B rows, T tokens, S tokens of a source, N steps.
+Shapes: B rows, T tokens, S tokens of a source.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from types import FunctionType, MethodType
 from typing import Any, cast
 
@@ -28,12 +26,12 @@ from headway.memory import is_out_of_memory
 from headway.models import Model
 from headway.tasks.base import IGNORE
 from headway.training.engine import Engine, Outcome, clip_gradients
+from headway.training.feed import Feed
 from headway.training.optimizer import Optimizer
 from headway.training.order import mix
 from headway.training.parts import during
 from headway.training.streams import Stream, by_length, token_losses
 
-AHEAD = 32  # steps whose batches are made at once
 SHAPES = 128  # of rows that one step may be compiled for
 WARM_UP = 3  # steps before a capture: compilation, workspaces, the optimizer's state
 
@@ -53,6 +51,7 @@ class Captured(Engine):
         clip: float,
         accumulate: int,
         compiled: bool,
+        on_device: bool,
         say: Callable[[str], None],
     ) -> None:
         self.model, self.optimizer, self.seed, self.clip, self.say = model, optimizer, seed, clip, say
@@ -64,7 +63,7 @@ class Captured(Engine):
         if compiled:
             own = with_own_code(self.copy.losses)
             self.losses = torch.compile(own, fullgraph=True, dynamic=False, options=compiler_options())
-        self.feed = Feed(streams, self.device)
+        self.feed = Feed(self.device, on_device, say)
         self.active: list[Stream] = []
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -75,7 +74,7 @@ class Captured(Engine):
 
     def step(self, step: int, rate: float) -> Outcome:
         with during("making batches"):
-            tokens = self.feed.fill(step, self.active, self.buffers)
+            tokens = self.feed.fill(step, self.active, self.places)
         torch.cuda.manual_seed(mix(self.seed, "dropout", step))
         self.optimizer.set_rate(rate)
         assert self.graph is not None
@@ -90,8 +89,9 @@ class Captured(Engine):
         self.feed.forget()
         self.buffers = [Buffer(group, self.device) for group in by_length(active)]
         self.names = [stream.name for buffer in self.buffers for stream in buffer.streams]
+        self.places = [places for buffer in self.buffers for places in buffer.of_streams()]
         self.positions = sum(buffer.inputs.numel() for buffer in self.buffers)
-        self.feed.fill(step, active, self.buffers)
+        self.feed.fill(step, active, self.places)
         saved = self.optimizer.snapshot()
         while self.graph is None:
             try:
@@ -239,86 +239,6 @@ class Buffer:
     def means(self, rows: Tensor, learned: Sequence[Tensor]) -> list[Tensor]:
         """Each stream's mean loss a token, from the summed losses of every row (B,)."""
         return [part.sum() / count for part, count in zip(rows.split(self.rows), learned, strict=True)]
-
-
-@dataclass
-class Made:
-    """The rows of one stream in N steps."""
-
-    parts: list[Tensor]  # (N, B, …): the targets, and what the model is given
-    tokens: list[int]  # (N,) inputs that are not padding
-    ready: torch.cuda.Event
-
-
-class Feed:
-    """Makes the batches of several steps at once on the device, ahead of them, in its own thread and CUDA stream."""
-
-    def __init__(self, streams: Sequence[Stream], device: torch.device) -> None:
-        self.device = device
-        self.tasks = {stream.name: stream.task.on(device) for stream in streams}
-        self.side = torch.cuda.Stream()
-        self.worker = ThreadPoolExecutor(1, "batches")
-        self.coming: dict[int, Future[list[Made]]] = {}  # by first step
-
-    def forget(self) -> None:
-        """Drop what was made ahead, when other streams take part from now on."""
-        for future in self.coming.values():
-            future.result()
-        self.coming.clear()
-
-    def fill(self, step: int, active: Sequence[Stream], buffers: Sequence[Buffer]) -> int:
-        """Put the batch of `step` into the buffers; returns how many of its inputs are not padding."""
-        first = step - step % AHEAD
-        for begin in (first, first + AHEAD):
-            if begin not in self.coming:
-                self.coming = {key: value for key, value in self.coming.items() if key >= first}
-                self.coming[begin] = self.worker.submit(self.make, begin, active)
-        made = iter(self.coming[first].result())
-        main = torch.cuda.current_stream()
-        tokens = 0
-        for buffer in buffers:
-            for places in buffer.of_streams():
-                each = next(made)
-                main.wait_event(each.ready)
-                for place, part in zip(places, each.parts, strict=True):
-                    place[:, : part.shape[-1]].copy_(part[step - first])  # the columns behind stay padding
-                    part.record_stream(main)
-                tokens += each.tokens[step - first]
-        return tokens
-
-    def make(self, first: int, active: Sequence[Stream]) -> list[Made]:
-        """For each active stream, in the order of the buffers, its rows in the steps from `first` on."""
-        with torch.cuda.stream(self.side):
-            return [self.make_stream(stream, first) for group in by_length(active) for stream in group]
-
-    def nothing(self, stream: Stream) -> Made:
-        """Rows that teach nothing, for steps that will not come."""
-        task = stream.task
-        widths = [task.width, task.width, *([task.source_width] if task.source_width else [])]
-        parts = [torch.zeros(AHEAD, stream.rows, each, dtype=torch.long, device=self.device) for each in widths]
-        parts[0].fill_(IGNORE)
-        ready = torch.cuda.Event()
-        ready.record()
-        return Made(parts, [0] * AHEAD, ready)
-
-    def make_stream(self, stream: Stream, first: int) -> Made:
-        steps = [step for step in range(first, first + AHEAD) if stream.takes_part(step)]
-        if not steps:
-            return self.nothing(stream)
-        drawn = [stream.draw(step) for step in steps]
-        sizes = [len(rows) for rows, _ in drawn]
-        rows, noise = torch.cat([rows for rows, _ in drawn]), torch.cat([noise for _, noise in drawn], -1)
-        batch = self.tasks[stream.name].make(rows.to(self.device), noise.to(self.device))
-        made = self.nothing(stream)
-        counts = torch.zeros(AHEAD, dtype=torch.long, device=self.device)
-        split = (part.split(sizes) for part in (batch.lengths, batch.targets, *batch.given))
-        for step, lengths, *parts in zip(steps, *split, strict=True):
-            for place, part in zip(made.parts, parts, strict=True):
-                place[step - first, : len(part), : part.shape[1]] = part
-            counts[step - first] = lengths.sum()
-        made.tokens = counts.tolist()
-        made.ready.record()
-        return made
 
 
 def with_own_code(method: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -35,7 +35,7 @@ from headway.training import device as devices
 from headway.training import engines, sharded
 from headway.training.checkpoint import Checkpoints, State, Writer, fingerprint, or_nothing, tensors_of
 from headway.training.engine import Engine, Peers, Plain
-from headway.training.optimizer import Optimizer
+from headway.training.optimizer import Optimizer, choose_fused
 from headway.training.streams import Stream
 
 NAMES = ("auto", "ddp", "fsdp")
@@ -59,8 +59,10 @@ class Layout:
         """What carries out the steps of a stage."""
         return engines.build(self.model, streams, optimizer, seed, precision, settings, say)
 
-    def describe_engine(self, settings: Any, device: torch.device) -> str:
-        return engines.choose(settings, device, self.model)[1]
+    def describe_engine(
+        self, streams: Sequence[Stream], optimizer: Optimizer, settings: Any, device: torch.device
+    ) -> str:
+        return engines.describe(self.model, streams, optimizer, settings, device)
 
     def evaluate(self, task: Task) -> dict[str, Any]:
         """The model's scores; every process gets all of them."""
@@ -88,8 +90,11 @@ class Several(Layout, Peers):
     ) -> Engine:
         return Plain(self.model, streams, optimizer, seed, precision, settings.clip, settings.accumulate, self)
 
-    def describe_engine(self, settings: Any, device: torch.device) -> str:
-        return "operation by operation, as one process cannot capture what it exchanges with others"
+    def describe_engine(
+        self, streams: Sequence[Stream], optimizer: Optimizer, settings: Any, device: torch.device
+    ) -> str:
+        why = "as one process cannot capture what it exchanges with others"
+        return f"operation by operation, {why}; {choose_fused(device, settings.fused)[1]}"
 
 
 class Replicated(Several):

@@ -11,10 +11,12 @@ from headway.models import Model
 from headway.nn import short
 from headway.training.captured import CannotCapture, Captured
 from headway.training.engine import Engine, Outcome, Plain
-from headway.training.optimizer import Optimizer
+from headway.training.feed import choose_place
+from headway.training.optimizer import Optimizer, choose_fused
 from headway.training.streams import Stream
 
 NAMES = ("auto", "plain", "graph", "compiled")
+OPERATIONS = 2  # the way that works everywhere
 PAYS_FROM = 1000  # steps from which compiling (about half a minute) is worth it
 
 
@@ -57,13 +59,18 @@ def build(
 ) -> Engine:
     """The engine that `[training] engine` asks for, or the fastest that works here."""
 
+    device = next(model.parameters()).device
+    way, _ = choose(settings, device, model, optimizer.capturable)
+    on_device = way < OPERATIONS and choose_place(streams, device, settings.batches)[0]
+
     def captured(compiled: bool) -> Engine:
-        return Captured(model, streams, optimizer, seed, precision, settings.clip, settings.accumulate, compiled, say)
+        return Captured(
+            model, streams, optimizer, seed, precision, settings.clip, settings.accumulate, compiled, on_device, say
+        )
 
     def plain() -> Engine:
         return Plain(model, streams, optimizer, seed, precision, settings.clip, settings.accumulate)
 
-    device = next(model.parameters()).device
     if device.type == "cuda":
         short.try_out(device, say)
     choices: list[tuple[str, Callable[[], Engine]]] = [
@@ -71,16 +78,28 @@ def build(
         ("captured without compiling", lambda: captured(False)),
         ("operation by operation", plain),
     ]
-    return FirstThatWorks(choices[choose(settings, device, model)[0] :], say)
+    return FirstThatWorks(choices[way:], say)
 
 
-def choose(settings: Any, device: torch.device, model: Model) -> tuple[int, str]:
+def describe(model: Model, streams: Sequence[Stream], optimizer: Optimizer, settings: Any, device: torch.device) -> str:
+    """How the steps will be carried out, and why."""
+    way, words = choose(settings, device, model, optimizer.capturable)
+    if way < OPERATIONS:
+        words += f"; {choose_place(streams, device, settings.batches)[1]}"
+    elif settings.batches != "auto":
+        words += f"; training.batches = {settings.batches} is for captured steps"
+    return f"{words}; {choose_fused(device, settings.fused)[1]}"
+
+
+def choose(settings: Any, device: torch.device, model: Model, capturable: bool = True) -> tuple[int, str]:
     """(0: compile and capture the step, 1: capture it, 2: neither; and why)."""
+    asked = settings.engine in ("graph", "compiled")
     if device.type != "cuda":
-        asked = settings.engine in ("graph", "compiled")
-        return 2, "operation by operation" + (f"; {settings.engine} is for CUDA GPUs" if asked else "")
+        return OPERATIONS, "operation by operation" + (f"; {settings.engine} is for CUDA GPUs" if asked else "")
+    if not capturable:
+        return OPERATIONS, "operation by operation; only a fused optimizer's step can be captured"
     asked_for = {
-        "plain": (2, "operation by operation, as asked"),
+        "plain": (OPERATIONS, "operation by operation, as asked"),
         "graph": (1, "captured without compiling, as asked"),
         "compiled": (0, "compiled and captured, as asked"),
     }

@@ -26,7 +26,7 @@ from headway.models import Model
 from headway.settings import setting
 from headway.tasks import Task
 from headway.training import device as devices
-from headway.training import distributed, engines, schedules
+from headway.training import distributed, engines, feed, schedules
 from headway.training import optimizer as optimizers
 from headway.training.accounting import Costs, Meter, peak_flops
 from headway.training.checkpoint import Checkpoints, State, all_finite
@@ -68,6 +68,8 @@ class TrainingSettings:
     beta2: float = setting(0.95, "AdamW's memory of its square", least=0.0, below=1.0)
     clip: float = setting(1.0, "largest norm of the gradient; 0: no clipping", least=0.0)
     engine: str = setting("auto", "how a step is carried out", choices=engines.NAMES)
+    batches: str = setting("auto", "where the rows of a captured step are made", choices=feed.PLACES)
+    fused: str = setting("auto", "one kernel for AdamW's update of all weights", choices=optimizers.FUSED)
     parallel: str = setting("auto", "how several processes share the model: auto is ddp", choices=distributed.NAMES)
     accumulate: int = setting(0, "pieces a step's rows are cut into, by length; 0: chosen by the device", least=0)
     shuffle: bool = setting(True, "a new random order every epoch; false: the order of the file")
@@ -542,10 +544,11 @@ class Trainer:
         settings, task = stage.settings, stage.task
         device = next(self.model.parameters()).device
         precision, why = devices.choose_precision(device, settings.precision, self.model.settings.width)
-        described = device.type == "cuda" or settings.engine not in ("auto", "plain")
-        how = f", {self.layout.describe_engine(settings, device)}" if described else ""
         seed = mix(settings.seed, stage.name)
         streams = streams_of(stage, seed)
+        optimizer = optimizers.build_optimizer(self.model, settings, precision)
+        described = device.type == "cuda" or {settings.engine, settings.batches, settings.fused} - {"auto", "plain"}
+        how = f", {self.layout.describe_engine(streams, optimizer, settings, device)}" if described else ""
         costs = Costs(self.layout.at_hand(), streams)
         threads, own = self.threads(settings, costs, device), torch.get_num_threads()
         if threads < own:
@@ -553,7 +556,6 @@ class Trainer:
         self.report.say(
             f"{stage.name}: {settings.steps:,} steps of {settings.batch_size} rows, {dtype(precision)} ({why}){how}"
         )
-        optimizer = optimizers.build_optimizer(self.model, settings, precision)
         if self.resumed_at is not None and stage.begin < self.state.step:
             self.checkpoints.load_optimizer(self.state.step, optimizer)
         engine = self.layout.engine(streams, optimizer, seed, precision, settings, self.report.say)

@@ -5,7 +5,8 @@ Weight decay pulls on the matrices of linear layers only; embeddings, norms, bia
 With Muon, the matrices inside the blocks are stepped by their orthogonalised momentum (Jordan et al. 2024;
 `torch.optim.Muon`, on a GPU `BatchedMuon`) and AdamW takes the rest.
 
-On a GPU the learning rates are tensors there, so that a captured step can be given another rate. Where each process
+On a GPU AdamW's step is fused, one kernel for all weights, and the learning rates are tensors there, so that a captured
+step can be given another rate and can pass over an update without asking Python. Where each process
 holds a part of every weight, it holds that part of the optimizer's state too, and Muon is `ShardedMuon`.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headway.files import one_line
 from headway.models import Model
 from headway.nn import Recurrent
 from headway.training.loss_scale import LossScale
@@ -26,6 +28,7 @@ from headway.training.sharded import is_sharded
 
 NAMES = ("adamw", "muon")
 DECAYS = ("matrices", "all-but-biases")
+FUSED = ("auto", "on", "off")
 SCALE = "loss scale"  # beside the names of parameters
 
 
@@ -42,6 +45,7 @@ class Optimizer:
         self.names = names
         self.scale = scale
         self.updating = False  # True where an update failed: some weights may have had theirs
+        self.capturable = isinstance(parts[-1].param_groups[0]["lr"], Tensor)  # nothing of a step is decided in Python
         self.peaks = [[float(group["lr"]) for group in part.param_groups] for part in parts]
 
     def set_rate(self, share: float) -> None:
@@ -78,7 +82,7 @@ class Optimizer:
         finite = loss.isfinite() & norm.isfinite()
         if self.scale is not None:
             self.scale.update(finite)
-        if isinstance(self.parts[-1].param_groups[0]["lr"], Tensor):
+        if self.capturable:
             for part in self.parts:
                 part.found_inf = (~finite).float()  # type: ignore[attr-defined]
         elif not finite:
@@ -175,19 +179,32 @@ def build_optimizer(model: Model, settings: Any, precision: torch.dtype = torch.
         {"params": decayed, "weight_decay": settings.weight_decay},
         {"params": plain, "weight_decay": 0.0},
     ]
-    betas = (settings.beta1, settings.beta2)
     device = next(iter(names)).device
-    capturable = device.type == "cuda" and not is_sharded(names)
+    fused = choose_fused(device, settings.fused)[0]
+    capturable = fused and device.type == "cuda" and not is_sharded(names)
     parts.append(
         torch.optim.AdamW(
             groups,
             lr=torch.tensor(settings.learning_rate, device=device) if capturable else settings.learning_rate,
-            betas=betas,
-            fused=device.type in ("cuda", "cpu"),
+            betas=(settings.beta1, settings.beta2),
+            fused=fused,
             capturable=capturable,
         )
     )
     return Optimizer(parts, names, LossScale(device) if precision == torch.float16 else None)
+
+
+def choose_fused(device: torch.device, wanted: str = "auto") -> tuple[bool, str]:
+    """(whether one kernel of AdamW's steps all weights, and the same in words with the reason)."""
+    if wanted == "off":
+        return False, "AdamW without fused kernels, as asked"
+    if wanted == "auto" and device.type not in ("cuda", "cpu"):
+        return False, f"AdamW without fused kernels, which are slow or missing on {device.type}"
+    try:
+        torch.optim.AdamW([torch.zeros(1, device=device, requires_grad=True)], fused=True)
+    except RuntimeError as error:  # this version of torch has none for the device
+        return False, f"AdamW without fused kernels ({one_line(str(error))[:100]})"
+    return True, "AdamW in one kernel" + (", as asked" if wanted == "on" else " (fused)")
 
 
 def matrices_of(module: nn.Module) -> list[Tensor]:

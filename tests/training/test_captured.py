@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,10 @@ import torch
 import headway
 from headway.configuration import load_settings
 from headway.console import Reporter
+from headway.errors import Interrupted
 from headway.nn import ATTENTIONS
 from headway.nn.dropout import dropout
+from headway.tasks.base import Task
 from headway.training.captured import Captured
 from headway.training.distributed import Layout
 from tests.training.test_resume import final_weights, same
@@ -199,6 +203,77 @@ def test_out_of_memory_takes_the_step_in_parts(run_file: Path, monkeypatch: pyte
     run = headway.train(run_file, run_file.parent / "out", sets, report=heard)
     assert any("in 4 parts" in line for line in heard.lines)
     assert losses(run) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["graph", "compiled"])
+def test_rows_are_the_same_wherever_they_are_made(mixed: Path, engine: str) -> None:
+    found = []
+    for place in ("device", "host"):
+        heard = Heard()
+        sets = every_stage(f"engine={engine}", f"batches={place}", "deterministic=true")
+        run = headway.train(mixed, mixed.parent / place, sets, report=heard)
+        words = "rows made on the GPU, as asked" if place == "device" else "rows made on the host, as asked"
+        assert any(words in line for line in heard.lines), heard.lines
+        found.append((losses(run), final_weights(run.path)))
+    assert found[0][0] == found[1][0] and same(found[0][1], found[1][1])
+
+
+def test_rows_are_made_on_the_host_where_the_gpu_has_no_memory_for_it(
+    mixed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = every_stage("engine=graph", "precision=float32", "batches=device")
+    expected = losses(headway.train(mixed, mixed.parent / "whole", sets))
+    plain = Task.on
+
+    def on(self: Task, device: torch.device) -> Task:
+        if device.type == "cuda":
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return plain(self, device)
+
+    monkeypatch.setattr(Task, "on", on)
+    heard = Heard()
+    run = headway.train(mixed, mixed.parent / "out", sets, report=heard)
+    assert any("they are made on the host instead" in line for line in heard.lines)
+    assert losses(run) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_without_a_fused_optimizer_steps_are_plain(run_file: Path, optimizer: str, precision: str) -> None:
+    found = []
+    for fused in ("on", "off"):
+        heard = Heard()
+        sets = every_stage(f"fused={fused}", f"optimizer={optimizer}", f"precision={precision}", "engine=plain")
+        found.append(losses(headway.train(run_file, run_file.parent / fused, [*sets, "model.dropout=0"], report=heard)))
+    assert any("operation by operation" in line and "without fused kernels" in line for line in heard.lines)
+    assert found[0] == pytest.approx(found[1], rel=1e-3 if optimizer == "adamw" else 1e-2)
+
+
+@pytest.mark.parametrize("engine", ["graph", "compiled"])
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_capture_that_is_left_has_changed_nothing(
+    mixed: Path, monkeypatch: pytest.MonkeyPatch, engine: str, call: int
+) -> None:
+    """A signal comes while the steps of later streams are got ready; what was trained before is saved."""
+    sets = every_stage(f"engine={engine}", "deterministic=true", "checkpoint_every=0", "keep=20")
+    settings = load_settings(mixed, sets)
+    whole = headway.train(settings, mixed.parent / "whole")
+    body, calls = Captured.body, [0]
+
+    def stopped(self: Captured) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        done = body(self)
+        if len(self.buffers) + len(self.names) > 2:  # streams beside the task's own
+            calls[0] += 1
+            if calls[0] == call:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Captured, "body", stopped)
+        with pytest.raises(Interrupted, match="state saved"):
+            headway.train(settings, mixed.parent / "run")
+    run = headway.train(settings, mixed.parent / "run", resume=True)
+    assert same(final_weights(run.path), final_weights(whole.path))
 
 
 def test_dropout_in_compiled_code() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from headway.text import Characters
 REAL_DATA = Path(os.environ.get("HEADWAY_DATA") or Path(__file__).parents[1] / "../shared/data").resolve()
 torch.set_num_threads(1)  # the models here are tiny: threads that wait for one another cost more than they save
 os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background is started without it
 TOWNS = ("Oslo", "Rome", "Lima", "Kyiv")
 
 

@@ -131,6 +131,8 @@ def evaluate_command(
             check_beam(run.task, beam)
         elif beam is not None:
             raise UserError(f"--beam {beam}: a run whose task is {run.settings.task.name} is not scored by beam search")
+        if out is not None and not isinstance(run.task, QuestionAnswering | SequenceToSequence):
+            raise UserError(f"--out {out}: a run whose task is {run.settings.task.name} makes no predictions to write")
         if out is not None and (is_kept(out) or out.is_dir()):
             check_out(out, inputs(run, split, target))
         with bar_of_rows(reporter() if ranks.leads else Reporter(), Path(split).name) as progress:
@@ -224,8 +226,6 @@ def tell_scores(run: Run, split: str, result: dict[str, Any], out: Path | None, 
         write_predictions(run, result, target, given)
         if is_kept(target):
             print(f"predictions written to {target}, scores to {target.with_suffix('.json')}", file=said)
-    elif out is not None:
-        raise UserError(f"--out {out}: this run's task makes no predictions to write")
 
 
 def predictions_name(split: str) -> str:

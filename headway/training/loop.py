@@ -134,6 +134,10 @@ class Stage:
     def end(self) -> int:
         return self.begin + self.settings.steps
 
+    def at(self, step: int) -> str:
+        """A step of the run, in words; where the stage's own are counted from another one, that is said."""
+        return f"step {step:,} of the run" if self.begin else f"step {step:,}"
+
     @property
     def place(self) -> str:
         """The section of a run file that its settings stand in."""
@@ -480,7 +484,7 @@ class Trainer:
         usual = plan.spikes.see(record["loss"])
         if usual is not None:
             self.report.say(
-                f"{stage.name}: step {record['step']:,}: the loss is {record['loss']:.4f}, far above the last "
+                f"{stage.name}: {stage.at(record['step'])}: the loss is {record['loss']:.4f}, far above the last "
                 f"{Spikes.WINDOW} logged (median {usual:.4f}); where it stays there, lower {stage.place}.learning_rate"
             )
 
@@ -593,7 +597,7 @@ class Trainer:
         value = numbers.get(task.metric)
         if value is None or not stage.final:
             return False, False
-        self.report.say(f"{stage.name}: step {state.step:,}: dev {scores({task.metric: value})[0]}")
+        self.report.say(f"{stage.name}: {stage.at(state.step)}: dev {scores({task.metric: value})[0]}")
         best = state.best_value
         better = math.isfinite(value) and (best is None or (value > best if task.higher_is_better else value < best))
         if better:

@@ -580,7 +580,7 @@ def test_a_spike_is_said_with_its_step_once_also_when_the_run_is_resumed(
     report = Said()
     headway.train(run_file, tmp_path / "whole", sets, report=report)
     said = [line for line in report.lines if "far above" in line]
-    words = "training: step 28: the loss is 30.0000, far above the last 20 logged (median 2.0050)"
+    words = "training: step 28 of the run: the loss is 30.0000, far above the last 20 logged (median 2.0050)"
     assert len(said) == 1 and said[0].startswith(words)
     report = Said()
     for stop in (15, 29):  # before the first one, and between the two

@@ -138,21 +138,17 @@ class Task(ABC):
     def batch(self, rows: Tensor, generator: torch.Generator) -> Batch:
         return self.make(rows, self.noise(len(rows), generator))
 
-    def data(self) -> dict[str, Any]:
-        """Of what the task has loaded, the tensors and what consists of tensors, by name."""
-        return {name: value for name, value in vars(self).items() if hasattr(value, "to")}
-
     def on(self, device: torch.device) -> Self:
         """A copy of the task whose data lie on `device`, to make batches there."""
         twin = copy.copy(self)
-        for name, value in self.data().items():
+        for name, value in movable(self).items():
             setattr(twin, name, value.to(device))
         return twin
 
     @property
     def nbytes(self) -> int:
         """Of its data, what they take of memory."""
-        parts = ([value] if isinstance(value, Tensor) else vars(value).values() for value in self.data().values())
+        parts = ([value] if isinstance(value, Tensor) else vars(value).values() for value in movable(self).values())
         return sum(each.nbytes for part in parts for each in part if isinstance(each, Tensor))
 
     @property
@@ -166,6 +162,11 @@ class Task(ABC):
 
         The work is shared among the processes, and each of them gets the whole result.
         """
+
+
+def movable(task: Task) -> dict[str, Any]:
+    """Of what a task has loaded, the tensors and what consists of tensors, by name."""
+    return {name: value for name, value in vars(task).items() if hasattr(value, "to")}
 
 
 @torch.inference_mode()

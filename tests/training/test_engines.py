@@ -41,11 +41,10 @@ def stream(**data: Any) -> Any:
 
 def test_the_bytes_of_a_tasks_data_are_all_that_would_be_moved() -> None:
     tokens, starts = torch.zeros(1000, dtype=torch.int32), torch.zeros(11, dtype=torch.long)
-    task = Held(corpus=Corpus(tokens, starts), answers=torch.zeros(3), name="x", notes=[])
+    task = Held(corpus=Corpus(tokens, starts), data=torch.zeros(3), name="x", notes=[])
     assert task.nbytes == 4000 + 88 + 12 and not task.on_disk
-    assert set(task.data()) == {"corpus", "answers"}
     moved = task.on(torch.device("meta"))
-    assert moved.corpus.tokens.is_meta and moved.answers.is_meta and not task.answers.is_meta
+    assert moved.corpus.tokens.is_meta and moved.data.is_meta and not task.data.is_meta
     assert Held(train=Stored([1, 2, 3])).on_disk  # type: ignore[arg-type]
 
 

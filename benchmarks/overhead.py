@@ -43,6 +43,9 @@ class Timed(Engine):
     began: float = 0.0
     inside: float = 0.0
 
+    def prepare(self, step: int) -> None:
+        self.engine.prepare(step)
+
     def step(self, step: int, rate: float) -> Outcome:
         before = time.perf_counter()
         self.began = self.began or before

@@ -84,7 +84,7 @@ def headway_step(size: Size, task: Task, device: torch.device, precision: torch.
     model = settings.build(size.vocabulary).to(device).train()
     training = TrainingSettings(steps=10_000, batch_size=size.rows, learning_rate=6e-4)
     stream = Stream("rows", task, size.rows, Shuffled(task.examples, size.rows, 0), 0)
-    engine = engines.build(model, [stream], build_optimizer(model, training), 0, precision, training, print)
+    engine, _ = engines.build(model, [stream], build_optimizer(model, training), 0, precision, training, print)
 
     def take(step: int) -> int:
         engine.prepare(step)

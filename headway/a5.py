@@ -33,7 +33,7 @@ from torch import Tensor
 from headway.configuration import RunSettings, load_settings
 from headway.console import Reporter, show_anything
 from headway.data.catalog import resolve
-from headway.errors import DataError, Interrupted, RunError, UserError
+from headway.errors import DataError, Interrupted, RunError, UserError, hear_no_more
 from headway.files import Ownership, cannot_write, is_full, probe, write_bytes, write_json, write_lines
 from headway.models import CausalModel, parameter_count
 from headway.tasks import Batch, QuestionAnsweringSettings, SpanCorruptionSettings, Task
@@ -385,4 +385,7 @@ def warn(note: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code > 128:
+        hear_no_more()
+    sys.exit(code)

@@ -16,7 +16,7 @@ import typer
 from headway import __version__
 from headway.console import show_anything
 from headway.cores import share_cores
-from headway.errors import Interrupted, Quit, UserError
+from headway.errors import Interrupted, Quit, UserError, hear_no_more
 from headway.files import is_full
 
 app = typer.Typer(
@@ -345,6 +345,8 @@ def main() -> None:
     show_anything()
     share_cores()
     code = run_command(sys.argv[1:])
+    if code > 128:
+        hear_no_more()
     if "WORLD_SIZE" in os.environ:  # one of several processes
         from headway.ranks import leave
 

@@ -40,6 +40,12 @@ STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") 
 """Signals that ask a program to end: Ctrl-C, the system, a terminal that was closed."""
 
 
+def hear_no_more() -> None:
+    """A program that is about to leave with everything saved is not told so again."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 class Interrupted(Exception):
     """One of `STOPS` came while training; the state is saved. `code` is the exit code: 128 and the signal."""
 

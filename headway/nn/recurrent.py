@@ -436,15 +436,19 @@ def ordinary(*tensors: Tensor) -> bool:
 
 
 def is_lacking(kernel: Callable[..., tuple[Tensor, ...]], data: Tensor) -> bool:
-    """Whether the kernel does not know the type that autocast asks of it here. On a CPU oneDNN computes an LSTM, in
-    half precision only where the CPU has that; torch asks for it without looking."""
+    """Whether the kernel does not know the type that autocast asks of it here: torch asks without looking."""
     if kernel is not torch.lstm or data.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
         return False
-    return not has_half_lstm(torch.get_autocast_dtype("cpu"))
+    return torch.get_autocast_dtype("cpu") in LACKING
 
 
-def has_half_lstm(dtype: torch.dtype) -> bool:
-    """Whether this CPU's LSTM kernel takes numbers of this type."""
-    if dtype == torch.bfloat16:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return dtype != torch.float16 or torch.ops.mkldnn._is_mkldnn_fp16_supported()
+def lacking() -> set[torch.dtype]:
+    """The half precisions that this CPU has no LSTM kernel for: oneDNN's wants instructions that not all have."""
+    if not torch.backends.mkldnn.is_available():
+        return set()  # torch's own kernel takes all
+    ops = torch.ops.mkldnn
+    has = {torch.bfloat16: ops._is_mkldnn_bf16_supported(), torch.float16: ops._is_mkldnn_fp16_supported()}
+    return {dtype for dtype, there in has.items() if not there}
+
+
+LACKING = lacking()

@@ -97,9 +97,7 @@ class Captured(Engine):
             try:
                 self.graph = self.recorded(saved)
             except BaseException as error:
-                torch.cuda.synchronize()  # nothing of the attempt is still at work
-                self.optimizer.restore(saved)
-                self.forget_gradients()
+                self.put_back(saved)
                 if not isinstance(error, Exception):
                     raise
                 if not is_out_of_memory(error):
@@ -110,6 +108,20 @@ class Captured(Engine):
                 self.say(f"out of memory: the same step is now taken in {self.accumulate} parts, training.accumulate")
             torch.cuda.empty_cache()  # out here, where nothing of a failed attempt is held any more
         self.active = active
+
+    def put_back(self, saved: list[tuple[Tensor, Tensor]]) -> None:
+        """Leave no trace of an attempt. A signal may break in on it, but does so once."""
+
+        def undo() -> None:
+            torch.cuda.synchronize()  # nothing of the attempt is still at work
+            self.optimizer.restore(saved)
+            self.forget_gradients()
+
+        try:
+            undo()
+        except BaseException:
+            undo()
+            raise
 
     def recorded(self, saved: list[tuple[Tensor, Tensor]]) -> torch.cuda.CUDAGraph:
         """The step as a graph, after it was taken a few times; `saved` is put back in between."""

@@ -52,7 +52,7 @@ class State:
     skipped: int = 0  # steps that changed nothing because their loss or gradient was no number
     skipped_in_a_row: int = 0
     given_up: bool = False  # the next step was no number, and no regular checkpoint since: weights may be spoilt
-    unscored: bool = False  # the evaluation that was due at this step failed
+    unscored: bool = False  # the evaluation that was due at this step failed, or was broken off
 
 
 @dataclass

@@ -35,7 +35,7 @@ from headway.training import device as devices
 from headway.training import engines, sharded
 from headway.training.checkpoint import Checkpoints, State, Writer, fingerprint, or_nothing, tensors_of
 from headway.training.engine import Engine, Peers, Plain
-from headway.training.optimizer import Optimizer, choose_fused
+from headway.training.optimizer import Optimizer
 from headway.training.streams import Stream
 
 NAMES = ("auto", "ddp", "fsdp")
@@ -55,14 +55,9 @@ class Layout:
         precision: torch.dtype,
         settings: Any,
         say: Callable[[str], None],
-    ) -> Engine:
-        """What carries out the steps of a stage."""
+    ) -> tuple[Engine, list[str]]:
+        """(what carries out the steps of a stage; how it works and why, in words)."""
         return engines.build(self.model, streams, optimizer, seed, precision, settings, say)
-
-    def describe_engine(
-        self, streams: Sequence[Stream], optimizer: Optimizer, settings: Any, device: torch.device
-    ) -> str:
-        return engines.describe(self.model, streams, optimizer, settings, device)
 
     def evaluate(self, task: Task) -> dict[str, Any]:
         """The model's scores; every process gets all of them."""
@@ -87,14 +82,14 @@ class Several(Layout, Peers):
         precision: torch.dtype,
         settings: Any,
         say: Callable[[str], None],
-    ) -> Engine:
-        return Plain(self.model, streams, optimizer, seed, precision, settings.clip, settings.accumulate, self)
-
-    def describe_engine(
-        self, streams: Sequence[Stream], optimizer: Optimizer, settings: Any, device: torch.device
-    ) -> str:
-        why = "as one process cannot capture what it exchanges with others"
-        return f"operation by operation, {why}; {choose_fused(device, settings.fused)[1]}"
+    ) -> tuple[Engine, list[str]]:
+        words = ["operation by operation, as one process cannot capture what it exchanges with others"]
+        words += [
+            f"training.{name} = {asked} is for one process"
+            for name, asked in (("engine", settings.engine), ("batches", settings.batches))
+            if asked not in ("auto", "plain")
+        ]
+        return Plain(self.model, streams, optimizer, seed, precision, settings.clip, settings.accumulate, self), words
 
 
 class Replicated(Several):

@@ -79,10 +79,13 @@ class Plain(Engine):
     precision: torch.dtype
     clip: float
     accumulate: int = 0  # pieces a stream's rows are cut into; 0: chosen by the device
-    peers: Peers | None = None
+    peers: Peers = None  # type: ignore[assignment]  # none beside this process
+
+    def __post_init__(self) -> None:
+        self.peers = self.peers or Peers(self.model)
 
     def step(self, step: int, rate: float) -> Outcome:
-        peers = self.peers or Peers(self.model)
+        peers = self.peers
         ranks, device = peers.ranks, next(self.model.parameters()).device
         with during("making batches"):
             streams = [stream for stream in self.streams if stream.takes_part(step)]

@@ -12,7 +12,7 @@ from headway.nn import short
 from headway.training.captured import CannotCapture, Captured
 from headway.training.engine import Engine, Outcome, Plain
 from headway.training.feed import choose_place
-from headway.training.optimizer import Optimizer, choose_fused
+from headway.training.optimizer import Optimizer
 from headway.training.streams import Stream
 
 NAMES = ("auto", "plain", "graph", "compiled")
@@ -56,12 +56,16 @@ def build(
     precision: torch.dtype,
     settings: Any,
     say: Callable[[str], None],
-) -> Engine:
-    """The engine that `[training] engine` asks for, or the fastest that works here."""
-
+) -> tuple[Engine, list[str]]:
+    """(the engine that is asked for, or the fastest that works here; how it works and why, in words)."""
     device = next(model.parameters()).device
-    way, _ = choose(settings, device, model, optimizer.capturable)
-    on_device = way < OPERATIONS and choose_place(streams, device, settings.batches)[0]
+    way, *words = choose(settings, device, model, optimizer.capturable)
+    on_device = False
+    if way < OPERATIONS:
+        on_device, why = choose_place(streams, device, settings.batches)
+        words.append(why)
+    elif settings.batches != "auto":
+        words.append(f"training.batches = {settings.batches} is for captured steps")
 
     def captured(compiled: bool) -> Engine:
         return Captured(
@@ -78,24 +82,14 @@ def build(
         ("captured without compiling", lambda: captured(False)),
         ("operation by operation", plain),
     ]
-    return FirstThatWorks(choices[way:], say)
+    return FirstThatWorks(choices[way:], say), words
 
 
-def describe(model: Model, streams: Sequence[Stream], optimizer: Optimizer, settings: Any, device: torch.device) -> str:
-    """How the steps will be carried out, and why."""
-    way, words = choose(settings, device, model, optimizer.capturable)
-    if way < OPERATIONS:
-        words += f"; {choose_place(streams, device, settings.batches)[1]}"
-    elif settings.batches != "auto":
-        words += f"; training.batches = {settings.batches} is for captured steps"
-    return f"{words}; {choose_fused(device, settings.fused)[1]}"
-
-
-def choose(settings: Any, device: torch.device, model: Model, capturable: bool = True) -> tuple[int, str]:
+def choose(settings: Any, device: torch.device, model: Model, capturable: bool) -> tuple[int, str]:
     """(0: compile and capture the step, 1: capture it, 2: neither; and why)."""
     asked = settings.engine in ("graph", "compiled")
     if device.type != "cuda":
-        return OPERATIONS, "operation by operation" + (f"; {settings.engine} is for CUDA GPUs" if asked else "")
+        return OPERATIONS, "operation by operation" + (f", as {settings.engine} is for CUDA GPUs" if asked else "")
     if not capturable:
         return OPERATIONS, "operation by operation; only a fused optimizer's step can be captured"
     asked_for = {

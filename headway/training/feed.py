@@ -30,7 +30,8 @@ def choose_place(streams: Sequence[Stream], device: torch.device, wanted: str) -
         return wanted == "device", f"rows made on the {'GPU' if wanted == 'device' else 'host'}, as asked"
     if any(stream.task.on_disk for stream in streams):
         return False, "rows made on the host, as their data stay on disk"
-    size, free = sum(stream.task.nbytes for stream in streams), torch.cuda.mem_get_info(device)[0]
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, and not given back
+    size, free = sum(stream.task.nbytes for stream in streams), torch.cuda.mem_get_info(device)[0] + unused
     if size > free // ROOM:
         return False, f"rows made on the host, as their data ({size / 1e9:.1f} GB) are much for {free / 1e9:.1f} GB"
     return True, f"rows made on the GPU, where their data ({size / 1e6:.1f} MB) fit"

@@ -33,24 +33,27 @@ class Stops:
     SIGTERM quits at once.
 
     What comes within `SAME` seconds of the first is the same wish, said twice: `timeout` tells a program and then its
-    whole group, torchrun tells processes that the terminal has told already. A terminal that is closed sends SIGHUP
-    more than once: by the shell, and by the system when the shell has gone.
+    whole group, torchrun tells processes that the terminal has told already. It is waited for, or else it could be
+    heard only after a long computation, and be taken for another one. A terminal that is closed sends SIGHUP more than
+    once: by the shell, and by the system when the shell has gone.
     """
 
-    SAME = 0.5
+    SAME = 0.3
 
     def __init__(self) -> None:
         self.number = 0  # of the signal that came, 0 while there was none
-        self.since = 0.0
+        self.waits = False
         self.raises = False
 
     def hear(self, number: int, frame: object = None) -> None:
         leave_closed_terminal()
         if not self.number:
-            self.number, self.since = number, time.monotonic()
+            self.number, self.waits = number, True
+            time.sleep(self.SAME)  # what comes meanwhile is heard in between
+            self.waits = False
             if self.raises:
                 raise Stopped
-        elif number in (signal.SIGINT, signal.SIGTERM) and time.monotonic() - self.since > self.SAME:
+        elif number in (signal.SIGINT, signal.SIGTERM) and not self.waits:
             raise Quit("stopped at once, nothing more was saved; checkpoints from before are whole", number)
 
     @contextmanager

@@ -252,7 +252,16 @@ class Trainer:
         elif newest == step and not self.state.given_up:  # it may have been killed before older ones were let go
             stage = next((stage for stage in self.stages if step <= stage.end), self.stages[-1])
             self.checkpoints.prune(step, stage.settings.keep)
-        write_json_lines(self.metrics, [each for each in read_json_lines(self.metrics) if recorded_by(step, each)])
+        owed = [stage.name for stage in self.stages if self.is_owed(stage)]  # an evaluation that is made again
+        write_json_lines(
+            self.metrics,
+            [
+                each
+                for each in read_json_lines(self.metrics)
+                if recorded_by(step, each)
+                and not (each["step"] == step and "evaluation" in each and each.get("stage") in owed)
+            ],
+        )
 
     def run(self) -> State:
         """Train what is left of the stages."""
@@ -271,7 +280,7 @@ class Trainer:
 
     def is_left(self, stage: Stage) -> bool:
         """Whether there is something to do in a stage."""
-        return not self.state.done and (self.state.step < stage.end or self.is_owed(stage))
+        return self.is_owed(stage) or (not self.state.done and self.state.step < stage.end)
 
     def is_owed(self, stage: Stage) -> bool:
         """Whether the model is to be scored before its next step: that was broken off, or the run was given up at the
@@ -279,7 +288,7 @@ class Trainer:
         step = self.state.step
         if self.state.unscored and stage.begin < step <= stage.end:
             return True
-        return stage.final and step >= stage.end and step > 0
+        return stage.final and step >= stage.end and step > 0 and not self.state.done
 
     def fit(self, stage: Stage, profile: Unprofiled) -> None:
         """Train one stage to its end."""
@@ -305,10 +314,10 @@ class Trainer:
                 if scored or saved:
                     self.catch_up(stage, plan, progress)
                 meter.lap()
-                profile.after(step - 1)
+                if not owed:
+                    profile.after(step - 1)
                 better, enough = self.evaluate(stage) if scored else (False, False)
-                state.done = stage.final and (last or enough) and not state.unscored
-                if saved or better or enough:
+                if (saved or better or enough) and not (owed and state.unscored):
                     self.catch_up(stage, plan, progress)
                     self.save(stage, plan)
                 self.writer.check()
@@ -551,18 +560,19 @@ class Trainer:
         seed = mix(settings.seed, stage.name)
         streams = streams_of(stage, seed)
         optimizer = optimizers.build_optimizer(self.model, settings, precision)
-        described = device.type == "cuda" or {settings.engine, settings.batches, settings.fused} - {"auto", "plain"}
-        how = f", {self.layout.describe_engine(streams, optimizer, settings, device)}" if described else ""
+        if self.resumed_at is not None and stage.begin < self.state.step:
+            self.checkpoints.load_optimizer(self.state.step, optimizer)
+        engine, words = self.layout.engine(streams, optimizer, seed, precision, settings, self.report.say)
+        words.append(optimizers.choose_fused(device, settings.fused)[1])
+        asked = {settings.engine, settings.batches, settings.fused} - {"auto", "plain"}
+        if device.type == "cpu" and optimizer.fused and not asked:
+            words.clear()  # nothing was chosen
         costs = Costs(self.layout.at_hand(), streams)
         threads, own = self.threads(settings, costs, device), torch.get_num_threads()
         if threads < own:
-            how += f", {threads} of {own} threads (its rows keep no more busy)"
-        self.report.say(
-            f"{stage.name}: {settings.steps:,} steps of {settings.batch_size} rows, {dtype(precision)} ({why}){how}"
-        )
-        if self.resumed_at is not None and stage.begin < self.state.step:
-            self.checkpoints.load_optimizer(self.state.step, optimizer)
-        engine = self.layout.engine(streams, optimizer, seed, precision, settings, self.report.say)
+            words.append(f"{threads} of {own} threads (its rows keep no more busy)")
+        rows = f"{stage.name}: {settings.steps:,} steps of {settings.batch_size} rows"
+        self.report.say("; ".join([f"{rows}, {dtype(precision)} ({why})", *words]))
         spikes = Spikes(settings.spike_warning)
         for record in read_json_lines(self.metrics):  # of before it was resumed
             if record.get("stage") == stage.name and isinstance(record.get("loss"), float):
@@ -593,17 +603,19 @@ class Trainer:
             raise
         numbers = {key: value for key, value in result.items() if isinstance(value, int | float)}
         shown = {key: value for key, value in numbers.items() if math.isfinite(value)}  # JSON has no others
-        self.record({"stage": stage.name, "step": state.step, "evaluation": shown})
         value = numbers.get(task.metric)
-        if value is None or not stage.final:
-            return False, False
-        self.report.say(f"{stage.name}: {stage.at(state.step)}: dev {scores({task.metric: value})[0]}")
-        best = state.best_value
-        better = math.isfinite(value) and (best is None or (value > best if task.higher_is_better else value < best))
-        if better:
-            state.best_value, state.best_step = value, state.step
-        state.since_best = 0 if better else state.since_best + 1
-        enough = self.is_enough(stage)
+        better = enough = False
+        if value is not None and stage.final:
+            self.report.say(f"{stage.name}: {stage.at(state.step)}: dev {scores({task.metric: value})[0]}")
+            best = state.best_value
+            ahead = best is None or (value > best if task.higher_is_better else value < best)
+            better = math.isfinite(value) and ahead
+            if better:
+                state.best_value, state.best_step = value, state.step
+            state.since_best = 0 if better else state.since_best + 1
+            enough = self.is_enough(stage)
+        state.done = stage.final and (enough or state.step >= stage.end)
+        self.record({"stage": stage.name, "step": state.step, "evaluation": shown})  # whoever watches it may fail
         if enough:
             self.report.say(f"{stage.name}: no better score in {state.since_best} evaluations, stopping early")
         return better, enough

@@ -6,8 +6,8 @@ With Muon, the matrices inside the blocks are stepped by their orthogonalised mo
 `torch.optim.Muon`, on a GPU `BatchedMuon`) and AdamW takes the rest.
 
 On a GPU AdamW's step is fused, one kernel for all weights, and the learning rates are tensors there, so that a captured
-step can be given another rate and can pass over an update without asking Python. Where each process
-holds a part of every weight, it holds that part of the optimizer's state too, and Muon is `ShardedMuon`.
+step can be given another rate and can pass over an update without asking Python. Where each process holds a part of
+every weight, it holds that part of the optimizer's state too, and Muon is `ShardedMuon`.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Optimizer:
         self.names = names
         self.scale = scale
         self.updating = False  # True where an update failed: some weights may have had theirs
+        self.fused = bool(parts[-1].param_groups[0].get("fused"))
         self.capturable = isinstance(parts[-1].param_groups[0]["lr"], Tensor)  # nothing of a step is decided in Python
         self.peaks = [[float(group["lr"]) for group in part.param_groups] for part in parts]
 
@@ -187,7 +188,7 @@ def build_optimizer(model: Model, settings: Any, precision: torch.dtype = torch.
             groups,
             lr=torch.tensor(settings.learning_rate, device=device) if capturable else settings.learning_rate,
             betas=(settings.beta1, settings.beta2),
-            fused=fused,
+            fused=fused or None,  # False would also forbid the kernels between one and one for each
             capturable=capturable,
         )
     )

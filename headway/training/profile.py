@@ -66,7 +66,8 @@ class Profile(Unprofiled):
     def __init__(self, directory: Path, report: Reporter, stages: Sequence[int]) -> None:
         """`stages`: how many steps each of the stages to come still has."""
         self.directory, self.report = directory, report
-        self.chosen = next((n for n, left in enumerate(stages) if left > SKIP), 0) if stages else None
+        long, any_at_all = ([n for n, left in enumerate(stages) if left > least] for least in (SKIP, 0))
+        self.chosen = next(iter(long + any_at_all), None)
         self.number = -1  # of the stage
         self.window = range(0)  # steps since the stage was begun
         self.done = 0  # such steps

@@ -201,4 +201,4 @@ def test_it_learns_what_repeats_itself(tmp_path: Path) -> None:
 
 def test_a_gpu_captures_its_steps_and_does_not_compile_them() -> None:
     """Compiling would write out every step of a row."""
-    assert choose(TrainingSettings(steps=100_000), torch.device("cuda"), tiny_recurrent())[0] == 1
+    assert choose(TrainingSettings(steps=100_000), torch.device("cuda"), tiny_recurrent(), capturable=True)[0] == 1

@@ -406,7 +406,7 @@ def test_autocast_has_torchs_dtypes() -> None:
         ours.load_state_dict(theirs.state_dict())
         x = torch.randn(4, 2, 3, dtype=torch.float32)
         with torch.autocast("cpu", torch.bfloat16):
-            if kind is not LSTM or recurrent.has_half_lstm(torch.bfloat16):  # else torch itself fails
+            if kind is not LSTM or torch.bfloat16 not in recurrent.LACKING:  # else torch itself fails
                 assert_same(flat(ours(x)), flat(theirs(x)), 0.0)
             ours(x.bfloat16())
             assert_same([run_padded(ours, x, [0, 4])[0][:, 1]], [ours(x[:, 1])[0]], 1e-2)
@@ -416,12 +416,15 @@ def test_autocast_has_torchs_dtypes() -> None:
 def test_half_precision_is_computed_where_the_cpu_has_no_kernel_for_it(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recurrent, "has_half_lstm", lambda dtype: False)
+    monkeypatch.setattr(recurrent, "LACKING", {dtype})
     rnn, x = LSTM(3, 5, 2, dtype=torch.float32), torch.randn(4, 2, 3, dtype=torch.float32)
     expected = flat(rnn(x))
     with torch.autocast("cpu", dtype):
         found = flat(rnn(x))
         found[0].float().sum().backward()
+        torch._dynamo.reset()
+        compiled = torch.compile(rnn, backend="eager", fullgraph=True)(x)
+    assert_same(flat(compiled), found)
     assert_same([part.float() for part in found], expected, 2e-2)
     assert all(parameter.grad is not None for parameter in rnn.parameters())
 

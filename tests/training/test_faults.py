@@ -196,13 +196,25 @@ def later() -> None:
     time.sleep(Stops.SAME + 0.2)
 
 
+def send(number: int, *after: float) -> None:
+    """Send this process a signal now, and again so many seconds later each."""
+
+    def again() -> None:
+        for seconds in after:
+            time.sleep(seconds)
+            os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=again)
+    thread.start()
+    os.kill(os.getpid(), number)
+    thread.join()
+
+
 def test_only_ctrl_c_and_sigterm_are_said_twice() -> None:
     """A closed terminal sends SIGHUP by its shell and by the system."""
     with interruptible() as stops:
         try:
-            for _ in range(3):
-                os.kill(os.getpid(), signal.SIGHUP)
-                later()
+            send(signal.SIGHUP, 0.1, Stops.SAME + 0.1)
         except Quit:
             pytest.fail("SIGHUP counts once")
         assert stops.number == signal.SIGHUP
@@ -211,22 +223,32 @@ def test_only_ctrl_c_and_sigterm_are_said_twice() -> None:
             time.sleep(1)
 
 
-@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_that_is_doubled_counts_once(first: int, second: int) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_is_doubled_counts_once(number: int) -> None:
     with interruptible() as stops:
         try:
-            for number in (first, second, second):
-                os.kill(os.getpid(), number)
-                time.sleep(0.05)
+            send(number, 0.05, 0.05, 0.1)
         except Quit:
             pytest.fail("that was one wish")
-        assert stops.number == first
+        assert stops.number == number
         with pytest.raises(Quit) as caught:
-            later()
-            os.kill(os.getpid(), second)
+            os.kill(os.getpid(), number)
             time.sleep(1)
-        assert caught.value.number == second
+        assert caught.value.number == number
+
+
+def test_a_doubled_signal_is_not_taken_for_another_after_a_long_computation() -> None:
+    """Python hears nothing while a kernel computes: what came before it began is heard before it begins."""
+    with interruptible() as stops:
+        thread = threading.Thread(target=lambda: (time.sleep(0.1), os.kill(os.getpid(), signal.SIGTERM)))
+        thread.start()
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            torch.linalg.svd(torch.randn(1200, 1200))  # about a second
+        except Quit:
+            pytest.fail("that was one wish")
+        thread.join()
+        assert stops.number == signal.SIGTERM
 
 
 def test_what_may_be_left_is_left_at_once() -> None:
@@ -235,7 +257,6 @@ def test_what_may_be_left_is_left_at_once() -> None:
             pass
         with stops.at_once(False):
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.05)
         assert stops.number == signal.SIGTERM  # noted
         with pytest.raises(Stopped), stops.at_once():  # also where it came before
             pytest.fail("nothing that takes long is begun any more")
@@ -244,8 +265,36 @@ def test_what_may_be_left_is_left_at_once() -> None:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(5)
             pytest.fail("it did not stop")
-        time.sleep(0.01)  # out here nothing is raised
-        os.kill(os.getpid(), signal.SIGINT)
+        assert not stops.raises
+
+
+def test_a_program_that_leaves_is_not_told_so_again(run_file: Path) -> None:
+    """It has saved and said so: a third Ctrl-C does not change its exit code, nor end in a traceback."""
+    script = (
+        "import atexit, time\n"
+        "from headway.cli import main\n"
+        "from headway.training.distributed import Layout\n"
+        "Layout.evaluate = lambda *given: time.sleep(60)\n"
+        "atexit.register(time.sleep, 1)\n"  # as torch may take its time
+        "main()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, "train", str(run_file), "--out", "run"],
+        cwd=run_file.parent,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until(lambda: '"step": 11' in text_of(run_file.parent / "run" / "metrics.jsonl"))
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    said = ""
+    while "state saved" not in said:
+        said = process.stderr.readline()
+        assert said, "it said nothing"
+    for _ in range(10):
+        time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+    assert process.stderr.read() == "" and process.wait(60) == 130
 
 
 def test_timeout_saves_the_run(run_file: Path) -> None:
@@ -267,6 +316,18 @@ def test_timeout_saves_the_run(run_file: Path) -> None:
     assert (Checkpoints(out).latest(pytest.fail) or 0) > 6
 
 
+def at_step(patch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Where the run stands that is trained."""
+    plain, trainers = Trainer.fit, []
+
+    def fit(self: Trainer, *given: Any) -> None:
+        trainers.append(self)
+        plain(self, *given)
+
+    patch.setattr(Trainer, "fit", fit)
+    return lambda: trainers[-1].state.step
+
+
 @pytest.mark.parametrize("when", ["during", "before"])
 @pytest.mark.parametrize("step", [3, 6, 8, 11])  # of which pretraining has the first two; the last step of all is 11
 def test_an_evaluation_is_left_at_once_and_made_when_the_run_is_resumed(
@@ -274,23 +335,15 @@ def test_an_evaluation_is_left_at_once_and_made_when_the_run_is_resumed(
 ) -> None:
     settings = load_settings(run_file, [*LOGGED, "training.evaluate_every=2", "pretraining.training.evaluate_every=3"])
     whole = headway.train(settings, tmp_path / "whole")
-    plain, began = Layout.evaluate, []
+    plain, began, record, at = Layout.evaluate, [], Trainer.record, at_step(monkeypatch)
 
     def evaluate(self: Layout, task: Any) -> dict[str, Any]:
-        at = trainer[0].state.step
-        if at == step and not began:
+        if at() == step and not began:
             began.append(time.monotonic())
             assert when == "during", "an evaluation was begun after the signal"
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(20)
         return plain(self, task)
-
-    trainer: list[Trainer] = []
-    fit, record = Trainer.fit, Trainer.record
-
-    def remember(self: Trainer, *given: Any) -> None:
-        trainer[:] = [self]
-        fit(self, *given)
 
     def tell(self: Trainer, line: dict[str, Any]) -> None:
         record(self, line)
@@ -299,7 +352,6 @@ def test_an_evaluation_is_left_at_once_and_made_when_the_run_is_resumed(
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Layout, "evaluate", evaluate)
-    monkeypatch.setattr(Trainer, "fit", remember)
     monkeypatch.setattr(Trainer, "record", tell)
     with pytest.raises(Interrupted, match=f"after step {step}, state saved, its evaluation is still to be made"):
         headway.train(settings, tmp_path / "run")
@@ -312,6 +364,105 @@ def test_an_evaluation_is_left_at_once_and_made_when_the_run_is_resumed(
     assert scores[0] == scores[1] and len(scores[0]) == 5
     assert same(final_weights(run.path), final_weights(whole.path))
     assert (run.state.best_step, run.state.best_value) == (whole.state.best_step, whole.state.best_value)
+
+
+def evaluations(run: headway.Run) -> list[dict[str, Any]]:
+    return [record for record in run.metrics if "evaluation" in record]
+
+
+def stop_in_evaluation(self: Layout, task: Any) -> None:
+    """In the place of `Layout.evaluate`."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(20)
+
+
+@pytest.mark.parametrize("every", [0, 3])
+def test_the_evaluation_of_a_stage_without_steps_is_its_own(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """It stands at the last step of the stage before, which may have had its own evaluation there."""
+    settings = load_settings(run_file, ["training.steps=0", f"pretraining.training.evaluate_every={every}"])
+    whole = headway.train(settings, tmp_path / "whole")
+    plain = Trainer.evaluate
+
+    def evaluate(self: Trainer, stage: Stage) -> tuple[bool, bool]:
+        with monkeypatch.context() as inner:
+            if stage.final:
+                inner.setattr(Layout, "evaluate", stop_in_evaluation)
+            return plain(self, stage)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "evaluate", evaluate)
+        for resume in (False, True):
+            with pytest.raises(Interrupted, match="after step 6, state saved, its evaluation is still to be made"):
+                headway.train(settings, tmp_path / "run", resume=resume)
+    run = headway.train(settings, tmp_path / "run", resume=True)
+    assert evaluations(run) == evaluations(whole) and len(evaluations(run)) == (3 if every else 1)
+
+
+def test_an_owed_evaluation_that_is_left_again_spoils_nothing(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run was given up, and keeps its earlier checkpoints until it has a good one."""
+    with monkeypatch.context() as patch:
+        Spoilt(patch, {3})
+        with pytest.raises(UserError, match="such a step changes no weight"):
+            headway.train(run_file, tmp_path / "run")
+    before = Checkpoints(tmp_path / "run").steps()
+    fewer = ["training.steps=3"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Layout, "evaluate", stop_in_evaluation)
+        with pytest.raises(Interrupted):
+            headway.train(run_file, tmp_path / "run", fewer, resume=True, accept_changes=True)
+    assert Checkpoints(tmp_path / "run").steps() == before and Checkpoints(tmp_path / "run").state(before[-1]).given_up
+    assert headway.train(run_file, tmp_path / "run", fewer, resume=True).state.done
+
+
+@pytest.mark.parametrize("owed", [False, True])
+@pytest.mark.parametrize("step", [8, 11])
+def test_who_watches_an_evaluation_may_fail_and_it_counts_once(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, owed: bool
+) -> None:
+    settings = load_settings(run_file, ["training.evaluate_every=2"])
+    whole = headway.train(settings, tmp_path / "whole")
+
+    def watch(record: dict[str, Any]) -> None:
+        if "evaluation" in record and record["step"] == step:
+            raise RuntimeError("seen enough")
+
+    if owed:  # it was left before, and whoever watches fails again and again
+        plain = Layout.evaluate
+        with monkeypatch.context() as patch:
+            at = at_step(patch)
+
+            def evaluate(self: Layout, task: Any) -> Any:
+                return (stop_in_evaluation if at() == step else plain)(self, task)
+
+            patch.setattr(Layout, "evaluate", evaluate)
+            with pytest.raises(Interrupted):
+                headway.train(settings, tmp_path / "run")
+    for attempt in range(3 if owed else 1):
+        with pytest.raises(RuntimeError, match="seen enough"):
+            headway.train(settings, tmp_path / "run", resume=owed or attempt > 0, watch=watch)
+    run = headway.train(settings, tmp_path / "run", resume=True)
+    assert evaluations(run) == evaluations(whole)
+    seen = [(each.state.best_step, each.state.since_best, each.state.done) for each in (run, whole)]
+    assert seen[0] == seen[1]
+
+
+def test_a_profile_looks_at_steps_and_not_at_an_evaluation_that_was_owed(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {4: Said(), 5: Said()}
+    for every, report in said.items():
+        sets, out = [f"training.evaluate_every={every}"], tmp_path / f"run-{every}"
+        with monkeypatch.context() as patch:
+            patch.setattr(Layout, "evaluate", stop_in_evaluation)
+            with pytest.raises(Interrupted):
+                headway.train(run_file, out, sets)
+        headway.train(run_file, out, sets, resume=True, profile=True, report=report)
+    assert any("training, steps 5 to 5" in line for line in said[4].lines), said[4].lines
+    assert any("no step is left to look at" in line for line in said[5].lines), said[5].lines
 
 
 @pytest.mark.parametrize("step", [0, 3, 6, 9])

@@ -20,6 +20,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -31,7 +32,7 @@ from headway.console import Lines, Reporter
 from headway.run import build_tokenizer
 from headway.training.checkpoint import Snapshot, Writer
 from headway.training.device import describe_machine
-from headway.training.engine import Engine, Outcome
+from headway.training.engine import Block, Engine, Outcome
 from headway.training.loop import Plan, Stage, Trainer
 
 
@@ -43,8 +44,8 @@ class Timed(Engine):
     began: float = 0.0
     inside: float = 0.0
 
-    def prepare(self, step: int) -> None:
-        self.engine.prepare(step)
+    def prepare(self, step: int, undisturbed: Block = nullcontext) -> None:
+        self.engine.prepare(step, undisturbed)
 
     def step(self, step: int, rate: float) -> Outcome:
         before = time.perf_counter()

@@ -13,7 +13,7 @@ Shapes: B rows, T tokens, S tokens of a source.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import FunctionType, MethodType
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from headway.files import one_line
 from headway.memory import is_out_of_memory
 from headway.models import Model
 from headway.tasks.base import IGNORE
-from headway.training.engine import Engine, Outcome, clip_gradients
+from headway.training.engine import Block, Engine, Outcome, clip_gradients
 from headway.training.feed import Feed
 from headway.training.optimizer import Optimizer
 from headway.training.order import mix
@@ -67,10 +67,10 @@ class Captured(Engine):
         self.active: list[Stream] = []
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def prepare(self, step: int) -> None:
+    def prepare(self, step: int, undisturbed: Block = nullcontext) -> None:
         active = [stream for stream in self.streams if stream.takes_part(step)]
         if active != self.active:
-            self.capture(active, step)
+            self.capture(active, step, undisturbed)
 
     def step(self, step: int, rate: float) -> Outcome:
         with during("making batches"):
@@ -83,7 +83,7 @@ class Captured(Engine):
         losses = dict(zip(self.names, self.means.clone().unbind(), strict=True))
         return Outcome(tokens, self.positions, self.loss.clone(), self.norm.clone(), losses)
 
-    def capture(self, active: list[Stream], step: int) -> None:
+    def capture(self, active: list[Stream], step: int, undisturbed: Block) -> None:
         """Record the step for these streams. It is tried out first; what that changes is put back."""
         self.active, self.graph = [], None
         self.feed.forget()
@@ -95,9 +95,12 @@ class Captured(Engine):
         saved = self.optimizer.snapshot()
         while self.graph is None:
             try:
-                self.graph = self.recorded(saved)
+                self.graph = self.recorded(saved, undisturbed)
             except BaseException as error:
-                self.put_back(saved)
+                with undisturbed():
+                    torch.cuda.synchronize()  # nothing of the attempt is still at work
+                    self.optimizer.restore(saved)
+                    self.forget_gradients()
                 if not isinstance(error, Exception):
                     raise
                 if not is_out_of_memory(error):
@@ -109,21 +112,7 @@ class Captured(Engine):
             torch.cuda.empty_cache()  # out here, where nothing of a failed attempt is held any more
         self.active = active
 
-    def put_back(self, saved: list[tuple[Tensor, Tensor]]) -> None:
-        """Leave no trace of an attempt. A signal may break in on it, but does so once."""
-
-        def undo() -> None:
-            torch.cuda.synchronize()  # nothing of the attempt is still at work
-            self.optimizer.restore(saved)
-            self.forget_gradients()
-
-        try:
-            undo()
-        except BaseException:
-            undo()
-            raise
-
-    def recorded(self, saved: list[tuple[Tensor, Tensor]]) -> torch.cuda.CUDAGraph:
+    def recorded(self, saved: list[tuple[Tensor, Tensor]], undisturbed: Block) -> torch.cuda.CUDAGraph:
         """The step as a graph, after it was taken a few times; `saved` is put back in between."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -134,7 +123,7 @@ class Captured(Engine):
         self.optimizer.restore(saved)
         self.forget_gradients()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with undisturbed(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self.loss, self.norm, self.means = self.body()
         return graph
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -33,6 +33,9 @@ from headway.training.sharded import full
 from headway.training.streams import Stream
 
 
+Block = Callable[[], AbstractContextManager[object]]
+
+
 @dataclass
 class Outcome:
     """What a step did. The tensors are still on the device, and perhaps still being computed."""
@@ -47,9 +50,9 @@ class Outcome:
 class Engine(ABC):
     """Carries out the steps of one stage."""
 
-    def prepare(self, step: int) -> None:  # noqa: B027 - most have nothing to do
+    def prepare(self, step: int, undisturbed: Block = nullcontext) -> None:  # noqa: B027 - most have nothing to do
         """Get ready for step number `step` of the stage. It may take long, changes nothing, and may be broken off by an
-        exception at any moment."""
+        exception at any moment but inside `undisturbed`."""
 
     @abstractmethod
     def step(self, step: int, rate: float) -> Outcome:

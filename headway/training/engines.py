@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from headway.models import Model
 from headway.nn import short
 from headway.training.captured import CannotCapture, Captured
-from headway.training.engine import Engine, Outcome, Plain
+from headway.training.engine import Block, Engine, Outcome, Plain
 from headway.training.feed import choose_place
 from headway.training.optimizer import Optimizer
 from headway.training.streams import Stream
@@ -28,12 +29,12 @@ class FirstThatWorks(Engine):
         self.engine: Engine | None = make()
         self.say = say
 
-    def prepare(self, step: int) -> None:
+    def prepare(self, step: int, undisturbed: Block = nullcontext) -> None:
         """The first that can be got ready for the step."""
         while True:
             try:
                 assert self.engine is not None
-                return self.engine.prepare(step)
+                return self.engine.prepare(step, undisturbed)
             except CannotCapture as error:
                 if not self.others:
                     raise

@@ -68,6 +68,17 @@ class Stops:
         finally:
             self.raises = False
 
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Within it nothing is raised, also inside `at_once`; what comes is heard at its end."""
+        before, self.raises = self.raises, False
+        try:
+            yield
+        finally:
+            self.raises = before
+        if before and self.number:
+            raise Stopped
+
 
 @contextmanager
 def interruptible() -> Iterator[Stops]:

@@ -385,7 +385,7 @@ class Trainer:
                 devices.tf32_products(plan.meter.device, stage.settings.precision == "tf32"),
             ):
                 with self.stops.at_once(self.ranks.size == 1):  # of several, all stop after the same step
-                    plan.engine.prepare(step)
+                    plan.engine.prepare(step, self.stops.undisturbed)
                 return plan.engine.step(step, share)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):

@@ -136,7 +136,7 @@ def test_the_first_engine_that_gets_ready_takes_the_steps() -> None:
         def __init__(self, works: bool) -> None:
             self.works, self.ready = works, []
 
-        def prepare(self, step: int) -> None:
+        def prepare(self, step: int, undisturbed: Any) -> None:
             if not self.works:
                 raise CannotCapture("no such thing")
             self.ready.append(step)

@@ -266,6 +266,16 @@ def test_what_may_be_left_is_left_at_once() -> None:
             time.sleep(5)
             pytest.fail("it did not stop")
         assert not stops.raises
+    with interruptible() as stops:
+        done = []
+        with pytest.raises(Stopped), stops.at_once():
+            with stops.undisturbed():
+                os.kill(os.getpid(), signal.SIGINT)
+                done.append("to its end")
+            pytest.fail("it was heard, and then forgotten")
+        assert done and not stops.raises
+        with stops.undisturbed():  # out here nothing is raised, also at its end
+            pass
 
 
 def test_a_program_that_leaves_is_not_told_so_again(run_file: Path) -> None:
@@ -474,7 +484,7 @@ def test_getting_ready_is_left_at_once(
     whole = headway.train(settings, tmp_path / "whole")
     stage, begin = ("training", 6) if step >= 6 else ("pretraining", 0)
 
-    def prepare(self: FirstThatWorks, number: int) -> None:
+    def prepare(self: FirstThatWorks, number: int, undisturbed: Any) -> None:
         assert isinstance(self.engine, Plain)
         if self.engine.streams[0].name == stage and begin + number == step:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -32,7 +32,6 @@ from headway.training.parts import during
 from headway.training.sharded import full
 from headway.training.streams import Stream
 
-
 Block = Callable[[], AbstractContextManager[object]]
 
 

@@ -3,7 +3,7 @@
 Weight decay pulls on the matrices of linear layers only; embeddings, norms, biases and position tables are left alone
 (decay = "all-but-biases" spares only the biases, as the course's code does).
 With Muon, the matrices inside the blocks are stepped by their orthogonalised momentum (Jordan et al. 2024;
-`torch.optim.Muon`, on a GPU `BatchedMuon`) and AdamW takes the rest.
+`torch.optim.Muon`, or `BatchedMuon` on a GPU and where bfloat16 is slow) and AdamW takes the rest.
 
 On a GPU AdamW's step is fused, one kernel for all weights, and the learning rates are tensors there, so that a captured
 step can be given another rate and can pass over an update without asking Python. Where each process holds a part of
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from headway.files import one_line
 from headway.models import Model
 from headway.nn import Recurrent
+from headway.training.device import has_bfloat16
 from headway.training.loss_scale import LossScale
 from headway.training.muon import BatchedMuon, ShardedMuon
 from headway.training.sharded import is_sharded
@@ -221,4 +222,6 @@ def muon(matrices: list[Tensor], rate: float, decay: float) -> torch.optim.Optim
         return ShardedMuon(matrices, rate, decay)
     if device.type == "cuda":
         return BatchedMuon(matrices, torch.tensor(rate, device=device), decay)
+    if not has_bfloat16(device)[0]:
+        return BatchedMuon(matrices, rate, decay)
     return torch.optim.Muon(matrices, lr=rate, weight_decay=decay, momentum=0.95)

@@ -7,7 +7,8 @@
                Ada Moe.⁇Oslo⁇                                no context at all
 
 Only the span and the mark that closes it are learned, so a short row is all exercise. Spans are mostly runs of
-capitalised words or numbers, at most `longest` tokens; the name itself is never asked for.
+capitalised words, at most `longest` tokens, and of numbers and dates where `numbers` says so ("3 March 1822 Rome" is
+one run with them, and two without: March, Rome); the name itself is never asked for.
 
 Shapes: B rows, W words, P pieces.
 """
@@ -37,6 +38,7 @@ class EntitySpansSettings(CorpusSettings):
     heading: str = setting(". ", 'what ends a document\'s name, as ". " in "Name. He was born …"')
     form: str = setting("{}.", "how the name is written in front; {} is the name")
     entities: float = setting(0.85, "share of the spans that are capitalised words or numbers", least=0.0, most=1.0)
+    numbers: bool = setting(True, "are numbers asked for too, alone or in a run with capitalised words?")
     longest: int = setting(24, "most tokens of a span", least=1)
     bare: float = setting(0.1, "share of the rows without words before the span", least=0.0, most=1.0)
     thinned: float = setting(0.5, "share of the rows that leave words out", least=0.0, most=1.0)
@@ -67,7 +69,8 @@ class EntitySpans(Retelling):
                 f"{settings.corpus}: the longest name and a span of {settings.longest} take {longest} tokens, and a "
                 f"row has {self.block}; check task.heading ({settings.heading!r}), or make the rows longer"
             )
-        found = [entity_runs(self.words, number, settings.longest) for number in range(len(documents))]
+        asked = self.words.capitals | (self.words.numbers if settings.numbers else torch.tensor(False))
+        found = [entity_runs(self.words, asked, number, settings.longest) for number in range(len(documents))]
         self.run_counts = torch.tensor([len(runs) for runs in found])
         self.runs = torch.zeros(len(found), max(1, int(self.run_counts.max())), 2, dtype=torch.long)
         for number, runs in enumerate(found):
@@ -154,21 +157,22 @@ class EntitySpans(Retelling):
         return words.lay(starts.gather(1, order), sizes.gather(1, order), learned.gather(1, order))
 
 
-def entity_runs(words: Words, document: int, longest: int) -> list[tuple[int, int]]:
-    """Runs of capitalised words, as word ranges, of at most `longest` tokens; those inside the name left out."""
+def entity_runs(words: Words, asked: Tensor, document: int, longest: int) -> list[tuple[int, int]]:
+    """Runs of the words that are `asked` (documents, W), as word ranges, of at most `longest` tokens; those inside the
+    name left out."""
     begin, size = int(words.name_starts[document]), int(words.name_sizes[document])
     name = words.tokens[begin : begin + size].tolist()
     runs: list[tuple[int, int]] = []
-    capitals, spaced, sizes, starts, blanks = (
-        table[document].tolist() for table in (words.capitals, words.spaced, words.sizes, words.starts, words.blanks)
+    wanted, spaced, sizes, starts, blanks = (
+        table[document].tolist() for table in (asked, words.spaced, words.sizes, words.starts, words.blanks)
     )
     column = 0
     while column < len(sizes) and sizes[column]:
-        if not capitals[column]:
+        if not wanted[column]:
             column += 1
             continue
         end = column + 1
-        while end < len(sizes) and sizes[end] and capitals[end] and spaced[end]:
+        while end < len(sizes) and sizes[end] and wanted[end] and spaced[end]:
             end += 1
         first = starts[column] + blanks[column]
         last = starts[end - 1] + sizes[end - 1]

@@ -92,8 +92,9 @@ class Retelling(Sampled):
         kept = (words.sizes[rows] > 0) & (left_out >= rate[:, None])
         key = index + shuffled[:, None] * (LARGE * keys.gather(1, words.clauses[rows])).floor()
         order = key.masked_fill(~kept, float("inf")).argsort(dim=1, stable=True)
-        starts, sizes, blanks, capitals = (
-            table[rows].gather(1, order) for table in (words.starts, words.sizes, words.blanks, words.capitals)
+        starts, sizes, blanks, capitals, numbers = (
+            table[rows].gather(1, order)
+            for table in (words.starts, words.sizes, words.blanks, words.capitals, words.numbers)
         )
         count = kept.sum(1)
         sizes = sizes.masked_fill(index >= count[:, None], 0)
@@ -109,7 +110,7 @@ class Retelling(Sampled):
         there = sizes > 0
 
         # A span of them moves to the end, between marks.
-        wanted = there & capitals & (u[5] < settings.capitals)[:, None]
+        wanted = there & (capitals | numbers) & (u[5] < settings.capitals)[:, None]
         among = torch.where(wanted.any(1, keepdim=True), wanted, there)
         begin = choose(among, u[6])[:, None]
         length = pick(u[7], 1, torch.full_like(count, settings.longest_span))[:, None]

@@ -35,7 +35,8 @@ class Words:
     sizes: Tensor  # (documents, W) how many tokens it has, 0 past the last
     blanks: Tensor  # (documents, W) 1 where the first of them is a blank alone
     spaced: Tensor  # (documents, W) does a blank stand before it in the text?
-    capitals: Tensor  # (documents, W) does it begin with a capital letter or a digit?
+    capitals: Tensor  # (documents, W) does it begin with a capital letter?
+    numbers: Tensor  # (documents, W) does it begin with a digit?
     clauses: Tensor  # (documents, W) the number of its clause
     name_starts: Tensor  # (documents,) the heading
     name_sizes: Tensor  # (documents,) 0 where there is none
@@ -63,7 +64,7 @@ class Words:
             ends_of[number] = sizes[corpus.tokens[begin:end].numpy()].cumsum() - lead
         cut = [cut_words(text, heading) for text in documents]
         longest = max(len(words) for _, words in cut)
-        table = torch.zeros(6, len(documents), longest, dtype=torch.long)
+        table = torch.zeros(7, len(documents), longest, dtype=torch.long)
         names = torch.zeros(2, len(documents), dtype=torch.long)
         for number, (text, (name, words)) in enumerate(zip(documents, cut, strict=True)):
             begin, ends = int(corpus.starts[number]), ends_of[number]
@@ -78,9 +79,8 @@ class Words:
                 low, high = place(first), place(last)
                 blank = word[0].isspace() and place(first + 1) > low
                 bare = word.lstrip()
-                capital = bare[0].isupper() or bare[0].isdigit()
                 table[:, number, column] = torch.tensor(
-                    [begin + low, high - low, blank, word[0].isspace(), capital, clause]
+                    [begin + low, high - low, blank, word[0].isspace(), bare[0].isupper(), bare[0].isdigit(), clause]
                 )
                 clause += bool(CLAUSE_ENDS.search(bare))
         where = len(documents)
@@ -97,7 +97,8 @@ class Words:
             table[2],
             table[3].bool(),
             table[4].bool(),
-            table[5],
+            table[5].bool(),
+            table[6],
             names[0],
             names[1],
             torch.tensor(extra_starts),

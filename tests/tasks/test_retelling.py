@@ -127,6 +127,14 @@ def test_an_entity_row_asks_for_a_span_of_its_document(corpus: str, kind) -> Non
     assert {"Rome", "Lima"} <= asked[1] and {"Kyiv"} <= asked[2]
 
 
+def test_numbers_are_asked_for_with_the_words_beside_them_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "people.txt"
+    path.write_text("Al Ow. Al Ow (3 March 1822 Rome, 18th Street) sang .\n")
+    for numbers, expected in {True: {"3 March 1822 Rome", "18th Street"}, False: {"March", "Rome", "Street"}}.items():
+        task, _, batch = make(EntitySpansSettings(corpus=str(path), entities=1.0, numbers=numbers), block=60)
+        assert {row.rsplit("⁇", 1)[1] for row, _ in texts_of(task, batch)} == expected
+
+
 def test_entity_rows_come_bare_with_words_before_and_behind_and_with_the_name_last(corpus: str) -> None:
     task, which, batch = make(EntitySpansSettings(corpus=corpus), block=60, rows=600)
     rows = {row for number, (row, _) in zip(which.tolist(), texts_of(task, batch), strict=True) if number == 0}

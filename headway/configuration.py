@@ -124,7 +124,10 @@ def load_settings(source: str | Path | dict[str, Any], overrides: Iterable[str] 
         name,
     )
     problems += never_on(settings)
+    problems += too_long(settings)
     problems += unfit(settings)
+    if settings.training is not None and settings.training.weight == 0 and not settings.streams:
+        problems.append("training.weight: with a weight of 0 and no streams nothing is learned")
     if settings.pretraining is not None and settings.pretraining.training is not None:
         problems += idle_settings(settings.pretraining.training)
     if problems:
@@ -140,6 +143,8 @@ def idle_settings(pretraining: TrainingSettings) -> Iterator[str]:
         yield "pretraining.training.device: the whole run trains on training.device; set that"
     if pretraining.parallel != "auto":
         yield "pretraining.training.parallel: the whole run is shared out as training.parallel says; set that"
+    if pretraining.weight == 0:
+        yield "pretraining.training.weight: with a weight of 0 that stage learns nothing"
     if pretraining.patience:
         yield "pretraining.training.patience: only the last stage is scored, so only it can stop early"
 
@@ -164,6 +169,13 @@ def never_on(settings: RunSettings) -> Iterator[str]:
         first, end = (steps_at(share, settings.training.steps) for share in (side.stream.start, side.stream.end))
         if first >= min(end, settings.training.steps):
             yield f"streams.{name}: from step {first} up to {end} of {settings.training.steps} it takes part in no step"
+
+
+def too_long(settings: RunSettings) -> Iterator[str]:
+    """Streams whose rows the model cannot hold."""
+    for name, side in settings.streams.items():
+        if side.stream is not None and settings.model is not None and side.stream.length > settings.model.block:
+            yield f"streams.{name}.length ({side.stream.length}) is more than model.block ({settings.model.block})"
 
 
 def unfit(settings: RunSettings) -> Iterator[str]:
@@ -222,6 +234,9 @@ def find(source: str | Path) -> Path:
     if path.suffix == ".toml" or path.is_absolute():
         near = [path.name for path in sorted(path.parent.glob("*.toml"))]
         raise UserError(f"{source}: no such run file{nearest(path.name, near)}")
+    if len(path.parts) > 1 and path.parts[0] not in {name.split("/")[0] for name in recipe_names()}:
+        there = [str(each.parent) for each in sorted(path.parent.glob("*/run.toml"))]
+        raise UserError(f"{source}: no such run directory, run file or recipe{nearest(str(path), there)}")
     raise UserError(f"'{source}' is neither a recipe nor a run file{nearest(str(source), recipe_names())}")
 
 

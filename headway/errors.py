@@ -62,10 +62,14 @@ class Quit(KeyboardInterrupt):
         self.number, self.code = number, 128 + number
 
 
+ALSO = {"gpu": "cuda"}  # what is meant by a word that looks more like another one
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """'; did you mean X?' where one of `known` is close to `name`, else the list of what is known."""
     names = list(known)
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    meant = [each for each in names if each == ALSO.get(str(name)) or (name and each.startswith(str(name)))]
+    close = meant or difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     if close:
         return f"; did you mean '{close[0]}'?"
     return f"; known: {', '.join(names)}" if names else ""

@@ -8,6 +8,7 @@ keys. This module knows how to read and write such classes and nothing about wha
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 import types
 import typing
@@ -214,14 +215,19 @@ def to_table(instance: Any) -> dict[str, Any]:
 
 def to_toml(tables: dict[str, Any], prefix: str = "") -> str:
     """Write nested tables of plain values as TOML."""
-    lines = [f"{key} = {toml_value(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+    lines = [f"{toml_key(key)} = {toml_value(value)}" for key, value in tables.items() if not isinstance(value, dict)]
     text = "\n".join(lines) + ("\n" if lines else "")
     for key, value in tables.items():
         if isinstance(value, dict):
-            inner = to_toml(value, f"{prefix}{key}.")
+            name = f"{prefix}{toml_key(key)}"
             has_values = any(not isinstance(item, dict) for item in value.values())
-            text += (f"\n[{prefix}{key}]\n" if has_values else "") + inner
+            text += (f"\n[{name}]\n" if has_values else "") + to_toml(value, f"{name}.")
     return text
+
+
+def toml_key(key: str) -> str:
+    """A key as TOML wants it: in quotes where there is more in it than letters, digits, _ and -."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)
 
 
 def toml_value(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 
 import headway
 from headway.configuration import load_settings
-from headway.errors import SettingsError, UserError
+from headway.errors import DataError, Interrupted, SettingsError, UserError
 from headway.models import MODELS
-from headway.settings import REQUIRED, override, to_toml
+from headway.settings import REQUIRED, override, to_toml, toml_value
 from headway.tasks import TASKS
+from tests.training.test_resume import StopAt
 
 TASK = {"name": "language_modelling", "corpus": "notes.txt"}
 
@@ -250,3 +252,49 @@ def test_every_task_of_a_run_must_fit_its_model(place: str) -> None:
     more = {"pretraining": other} if place == "pretraining" else {"streams": {"side": other}}
     with pytest.raises(SettingsError, match=rf"model.kind = 'encoder_decoder': {place}.task, language_modelling"):
         load_settings(tables | more)
+
+
+NAMES = ("plain", "my stream", "größe", 'q"uote', "a.b", "back\\slash", "tab\there", "")
+
+
+def test_any_name_of_a_table_can_be_written_and_read_again() -> None:
+    tables = {"streams": {name: {"rows": number, "task": {"name": "x"}} for number, name in enumerate(NAMES)}}
+    assert tomllib.loads(to_toml(tables)) == tables
+
+
+def test_a_run_whose_streams_have_odd_names_goes_on(run_file: Path, tmp_path: Path) -> None:
+    text = run_file.read_text()
+    for name in NAMES[1:6]:
+        key = toml_value(name)
+        text += f'[streams.{key}]\nrows = 2\n[streams.{key}.task]\nname = "span_corruption"\ncorpus = "wiki.txt"\n'
+    run_file.write_text(text)
+    with pytest.raises(Interrupted):
+        headway.train(run_file, tmp_path / "run", watch=StopAt(8))
+    run = headway.train(tmp_path / "run", tmp_path / "run", resume=True)
+    assert run.state.done and set(run.settings.streams) == set(NAMES[1:6])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("training.device=gpu", "did you mean 'cuda'"),
+        ("training.schedule=cos", "did you mean 'cosine'"),
+        ("training.weight=0", "training.weight: with a weight of 0 and no streams nothing is learned"),
+        ("pretraining.training.weight=0", "pretraining.training.weight: with a weight of 0 that stage learns nothing"),
+    ],
+)
+def test_what_is_meant_and_what_would_do_nothing(run_file: Path, change: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(words)):
+        load_settings(run_file, [change])
+
+
+def test_a_stream_has_a_length_of_its_own_that_the_model_must_hold(run_file: Path, tmp_path: Path) -> None:
+    stream = [
+        "streams.more.task.name=question_answering",
+        f"streams.more.task.questions={run_file.parent / 'train.tsv'}",
+        f"streams.more.task.dev={run_file.parent / 'dev.tsv'}",
+    ]
+    with pytest.raises(SettingsError, match=r"streams.more.length \(49\) is more than model.block \(48\)"):
+        load_settings(run_file, [*stream, "streams.more.length=49"])
+    with pytest.raises(DataError, match=r"a row of streams.more.length = 5 holds 6; .* raise streams.more.length"):
+        headway.train(run_file, tmp_path / "run", [*stream, "streams.more.length=5"])

@@ -111,6 +111,7 @@ class Task(ABC):
     higher_is_better: ClassVar[bool] = False
     examples: int
     source_width: int = 0  # the most tokens of a source; 0: rows have none
+    limit: str = "model.block"  # the setting that `block` comes from
     smoothing: float = 0.0  # the share of a target's probability that all tokens have in common
 
     def __init__(self, tokenizer: Tokenizer, block: int) -> None:

@@ -24,6 +24,7 @@ from headway.settings import REQUIRED, setting
 from headway.tasks.base import Batch, Task, mean_loss
 from headway.tasks.corpus import Corpus, CorpusSettings, Stored, open_shards
 from headway.text import Tokenizer
+from headway.text.plain import counted
 
 
 @dataclass
@@ -57,9 +58,10 @@ class LanguageModelling(Task):
         else:
             self.train, self.validation = tokens, self.encode(self.settings.validation)
         if len(self.train) <= self.block:
+            way = f", or set {self.limit} below {len(self.train)}" if len(self.train) > 2 else ""
             raise DataError(
-                f"{self.settings.corpus}: {len(self.train):,} tokens to train on are fewer than a row of "
-                f"model.block = {self.block}; give a longer text, or set model.block below {len(self.train)}"
+                f"{self.settings.corpus}: {counted(len(self.train), 'token')} to train on, which is less than a row of "
+                f"{self.limit} = {self.block}; give a longer text{way}"
             )
         self.examples = -(-(len(self.train) - 1) // self.block)
 

@@ -102,8 +102,8 @@ class QuestionAnswering(Task):
         row = [*prompt, *answer, self.tokenizer.mask]
         if len(row) > self.block + 1:
             raise DataError(
-                f"{place}: question and answer have {len(row)} tokens, and a row of model.block = {self.block} holds "
-                f"{self.block + 1}; shorten it or raise model.block: {pair.source!r}"
+                f"{place}: question and answer have {len(row)} tokens, and a row of {self.limit} = {self.block} holds "
+                f"{self.block + 1}; shorten it or raise {self.limit}: {pair.source!r}"
             )
         return row, len(prompt) - 1
 

@@ -74,7 +74,7 @@ class Retelling(Sampled):
         if longest > self.block:
             raise DataError(
                 f"{settings.corpus}: the longest name with task.form takes {longest - 8} tokens, and a row has "
-                f"{self.block}; check task.heading ({settings.heading!r}), or raise model.block"
+                f"{self.block}; check task.heading ({settings.heading!r}), or raise {self.limit}"
             )
 
     def noise(self, count: int, generator: torch.Generator) -> Tensor:

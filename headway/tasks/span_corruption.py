@@ -71,8 +71,8 @@ class SpanCorruption(Sampled):
         documents = self.settings.read(self.settings.corpus)
         if self.longest < self.settings.shortest:
             raise DataError(
-                f"task.shortest ({self.settings.shortest}) is more than fits a row of model.block = {self.block} "
-                f"({self.longest}); lower it or raise model.block"
+                f"task.shortest ({self.settings.shortest}) is more than fits a row of {self.limit} = {self.block} "
+                f"({self.longest}); lower it or raise {self.limit}"
             )
         self.corpus = Corpus.encode(documents, self.tokenizer, self.settings.corpus)
         self.examples = len(self.corpus)

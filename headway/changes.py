@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.configuration import RunSettings
+from headway.configuration import RunSettings, load_settings
 from headway.data.catalog import resolve
 from headway.errors import RunError
-from headway.files import write_bytes, write_json, write_text
+from headway.files import write_json, write_text
 
 Data = dict[str, dict[str, str]]
 """Of each task, by the place of its table, the files that it read, in their order, and the SHA-256 of their content."""
 
 DATA = "data.json"  # where a run keeps it
+COPY = ".run.toml"  # the run file as it was last written by Headway
 HARMLESS = (
     "log_every",
     "evaluate_every",
@@ -179,11 +180,23 @@ def steps_before(settings: RunSettings) -> int:
     return settings.pretraining.training.steps if settings.pretraining is not None else 0
 
 
-def rewrite(run_file: Path, settings: RunSettings) -> Path:
+def accepted_settings(directory: Path) -> RunSettings:
+    """The settings that a run has, whatever was written into its run file by hand since."""
+    copy = directory / COPY
+    return load_settings(copy if copy.is_file() else directory / "run.toml")
+
+
+def write_settings(directory: Path, settings: RunSettings) -> None:
+    """Write the run file, and a copy by which it is seen if somebody has changed it."""
+    for name in ("run.toml", COPY):
+        write_text(directory / name, settings.to_toml())
+
+
+def rewrite(directory: Path, settings: RunSettings) -> Path:
     """Put the new settings into the run file; returns where the old ones are kept, run.toml.1 or the next free one."""
     number = 1
-    while (kept := run_file.with_name(f"{run_file.name}.{number}")).exists():
+    while (kept := directory / f"run.toml.{number}").exists():
         number += 1
-    write_bytes(kept, run_file.read_bytes())
-    write_text(run_file, settings.to_toml())
+    write_text(kept, accepted_settings(directory).to_toml())
+    write_settings(directory, settings)
     return kept

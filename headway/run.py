@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from platform import node
+from shlex import quote
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ import torch
 from headway.changes import (
     Change,
     Data,
+    accepted_settings,
     changed_since,
     compare,
     compare_data,
@@ -30,14 +32,17 @@ from headway.changes import (
     refusal,
     rewrite,
     write_data,
+    write_settings,
 )
 from headway.configuration import RunSettings, TokenizerSettings, load_settings
 from headway.console import Reporter
 from headway.errors import DataError, RunError, SettingsError, TextError, UserError
-from headway.files import Ownership, is_temporary, probe, read_json_lines, write_text
+from headway.files import Ownership, is_full, is_temporary, probe, read_json_lines, write_text
 from headway.generation import GREEDY, Sampling
+from headway.memory import is_out_of_memory
 from headway.models import parameter_count
 from headway.ranks import ALONE, Ranks, job, joined
+from headway.settings import to_table
 from headway.tasks import Answer, LanguageModelling, QuestionAnswering, SequenceToSequence, Translation
 from headway.text import KINDS, Tokenizer, load_tokenizer
 from headway.text.plain import digests
@@ -48,6 +53,7 @@ from headway.training.loop import Side, Stage, Trainer
 
 Record = dict[str, Any]
 SHOWN = 5  # files that have changed
+SIZES = ("width", "layers", "hidden")  # of a model, what makes it large
 JOB = ".job"  # the file that says which call of torchrun works on a run
 
 
@@ -68,15 +74,15 @@ class Run:
         if not (self.path / "tokenizer.json").is_file():
             raise RunError(
                 f"{self.path / 'tokenizer.json'}: no such file; put it back from a copy, or let it be made again from "
-                f"the same data with: headway train {self.path} --resume"
+                f"the same data with: {way_to_resume(self.path)}"
             )
         self.tokenizer: Tokenizer = load_tokenizer(self.path / "tokenizer.json")
         self.checkpoints.require_tokenizer(self.state.tokenizer, self.tokenizer.fingerprint())
         self.task = self.settings.task.build(self.tokenizer, self.settings.model.block)
 
     def look(self) -> None:
-        """Find the newest whole checkpoint, and the best one of a finished run. A run that is training may let go of
-        what is just looked at: then it has a newer one."""
+        """Find the newest whole checkpoint, and the best one that it knows. A run that is training may let go of what
+        is just looked at: then it has a newer one."""
         before: list[int] | None = None
         while before != (before := self.checkpoints.steps()):
             notes: list[str] = []
@@ -84,19 +90,17 @@ class Run:
                 latest = self.checkpoints.latest(notes.append)
                 if latest is not None:
                     state = self.checkpoints.state(latest)
-                    best = state.best_step if state.done else None
-                    self.step = self.checkpoints.latest(notes.append, {best}) or latest
+                    best = {state.best_step} - {None, latest}
+                    self.step = (self.checkpoints.latest(notes.append, best) if best else None) or latest
                     self.state, self.notes = state, notes
                     return
         why = "".join(f"\n  - {note}" for note in notes)
         way = "put one back from a copy, then " if notes else ""
-        raise RunError(
-            f"{self.path}: no whole checkpoint in it; {way}go on with: headway train {self.path} --resume{why}"
-        )
+        raise RunError(f"{self.path}: no whole checkpoint in it; {way}go on with: {way_to_resume(self.path)}{why}")
 
     @cached_property
     def model(self) -> Any:
-        """The weights: the best checkpoint of a finished run, else the newest."""
+        """The weights: the best checkpoint where the run was scored on the way, else the newest."""
         model = self.settings.model.build(len(self.tokenizer))
         while True:
             try:
@@ -226,7 +230,7 @@ def train_in(
         settings = replace(settings, tokenizer=agreed(settings.tokenizer, prepared))
     changes = ranks.led(lambda: check_directory(directory, settings, resume, accept_changes, back_to))
     if ranks.leads:
-        probe(directory)
+        probe(directory, "copy the run elsewhere and resume the copy" if resume else "choose another with --out")
     device, why = devices.choose_device(settings.training.device)
     going_on = ranks.led(lambda: resume and (directory / "tokenizer.json").is_file())
     if going_on:
@@ -243,7 +247,7 @@ def train_in(
     require_alike(ranks, settings, tokenizer, data)
     other_data = ranks.led(lambda: check_data(directory, settings, data, accept_changes, back_to) if going_on else [])
     torch.manual_seed(settings.training.seed)
-    model = settings.model.build(len(tokenizer))
+    model = build_model(settings, len(tokenizer))
     parameters = parameter_count(model)
     layout, how = arrange(model, ranks, device, [stage.settings for stage in stages], settings.training.parallel)
     with make_directory(directory) if ranks.leads else nullcontext():
@@ -273,7 +277,22 @@ def train_in(
         elif ranks.leads:  # only now that the run has taken them
             keep_changes(directory, settings, changes, report)
             keep_data(directory, data, other_data, report)
-        trainer.run()
+        with mendable(directory):
+            trainer.run()
+
+
+@contextmanager
+def mendable(directory: Path) -> Iterator[None]:
+    """What the system refuses within it is told with the way to go on; a full disk is the command's to tell."""
+    try:
+        yield
+    except OSError as error:
+        if is_full(error) or error.errno is None:
+            raise
+        raise RunError(
+            f"{error.filename or directory}: {error.strerror or error}; mend that and go on with "
+            f"{way_to_resume(directory)}; checkpoints from before are whole"
+        ) from error
 
 
 def begin(directory: Path, settings: RunSettings | None, tokenizer: Tokenizer, resume: bool) -> None:
@@ -281,8 +300,18 @@ def begin(directory: Path, settings: RunSettings | None, tokenizer: Tokenizer, r
     if (directory / "run.toml").exists() and not resume:  # somebody was faster
         raise RunError(f"{directory}: another run has just begun there; choose another directory with --out")
     if settings is not None:
-        write_text(directory / "run.toml", settings.to_toml())
+        write_settings(directory, settings)
     tokenizer.save(directory / "tokenizer.json")
+
+
+def build_model(settings: RunSettings, tokens: int) -> Any:
+    try:
+        return settings.model.build(tokens)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+    sizes = ", ".join(f"model.{key} ({value})" for key, value in to_table(settings.model).items() if key in SIZES)
+    raise UserError(f"out of memory for the weights of a model of {tokens:,} tokens; lower {sizes}, or tokenizer.size")
 
 
 def require_own_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
@@ -373,7 +402,10 @@ def agreed(asked: TokenizerSettings, prepared: Tokenizer) -> TokenizerSettings:
     if asked not in (TokenizerSettings(), TokenizerSettings(prepared.kind), settings):
         wish = f"{asked.kind} of {asked.size:,}" if asked.size else asked.kind
         raise SettingsError(
-            [f"[tokenizer]: {wish}, but the shards hold {prepared.kind} of {len(prepared):,}; leave [tokenizer] out"]
+            [
+                f"[tokenizer]: {wish}, but the shards hold {prepared.kind} of {len(prepared):,}; leave [tokenizer] "
+                "out, or, where a run is to go on, put its own shards back"
+            ]
         )
     return settings
 
@@ -386,7 +418,8 @@ def build_stages(settings: RunSettings, tokenizer: Tokenizer) -> list[Stage]:
         stages.append(Stage(name, task, stage.training, begin, final=name == "training"))
         begin += stage.training.steps
     for name, side in settings.streams.items():
-        task = side.task.build(tokenizer, min(side.stream.length or settings.model.block, settings.model.block))
+        task = side.task.build(tokenizer, side.stream.length or settings.model.block)
+        task.limit = f"streams.{name}.length" if side.stream.length else "model.block"
         stages[-1].sides.append(Side(name, task, side.stream))
     return stages
 
@@ -411,6 +444,12 @@ def check_directory(
     return []
 
 
+def way_to_resume(directory: Path, back_to: int | None = None) -> str:
+    """The command that goes on with a run, as it can be pasted into a shell."""
+    back = "" if back_to is None else f" --back-to {back_to}"
+    return f"headway train {quote(str(directory))} --resume{back}"
+
+
 def is_empty(directory: Path) -> bool:
     """Whether nothing is in it but what a run leaves that was killed before it began."""
     return all(path.name == ".lock" or is_temporary(path.name) for path in directory.iterdir())
@@ -418,24 +457,26 @@ def is_empty(directory: Path) -> bool:
 
 def check_changes(directory: Path, settings: RunSettings, accept_changes: bool, back_to: int | None) -> list[Change]:
     """What differs from the settings of the run in `directory`; harmless, or accepted, or an error."""
-    old = load_settings(directory / "run.toml")
+    old = accepted_settings(directory)
     changes = compare(old.tables(), settings.tables())
     if not changes:
         return []
     step = standing(directory, back_to)
+    own = way_to_resume(directory, back_to)
+    if not compare(settings.tables(), load_settings(directory / "run.toml").tables()):
+        own = f"put the old values back into {directory / 'run.toml'}, where these stand now"
     impossible = [f"{change}; {why}" for change in changes if (why := refusal(change, old, settings, step)) is not None]
     serious = [f"{change}{consequence(change, old, step)}" for change in changes if not change.harmless]
     anew = "start anew with another --out"
     if impossible:
         raise RunError(
             "\n  - ".join([f"{directory}: what cannot change any more:", *impossible])
-            + f"\nresume with what it has (headway train {directory} --resume), or {anew}"
+            + f"\nresume with what it has ({own}), or {anew}"
         )
     if serious and not accept_changes:
         raise RunError(
             "\n  - ".join([f"{directory}: its settings are not the ones given:", *serious])
-            + f"\nresume with its own (headway train {directory} --resume), take the new ones with --accept-changes "
-            f"(accept_changes=True), or {anew}"
+            + f"\nresume with its own ({own}), take the new ones with --accept-changes (accept_changes=True), or {anew}"
         )
     return changes
 
@@ -452,7 +493,7 @@ def check_data(
     changes = compare_data(read_data(directory), data)
     if not changes:
         return []
-    old, step = load_settings(directory / "run.toml"), standing(directory, back_to)
+    old, step = accepted_settings(directory), standing(directory, back_to)
     measured = measured_only(settings)
     shown = first_few([f"{change}{consequence(change, old, step, measured)}" for change in changes])
     if not accept_changes:
@@ -469,7 +510,7 @@ def check_data(
 def keep_changes(directory: Path, settings: RunSettings, changes: list[Change], report: Reporter) -> None:
     """The settings that the run has from now on."""
     if changes:
-        kept = rewrite(directory / "run.toml", settings)
+        kept = rewrite(directory, settings)
         report.say("\n  - ".join([f"settings changed (those before are in {kept}):", *map(str, changes)]))
 
 

@@ -16,6 +16,7 @@ from headway.commands import summary
 from headway.configuration import load_settings
 from headway.files import Ownership
 from headway.report.comparison import comparison_table
+from headway.tasks import QuestionAnswering
 from headway.text import Characters
 from headway.training.checkpoint import Checkpoints, State
 
@@ -34,7 +35,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model": {"width": 16, "layers": 1, "heads": 2, "block": 48},
         "training": {"steps": 6, "batch_size": 2, "evaluate_every": 3, "learning_rate": 1e-6},
     }
-    run = headway.train(tables, folder / "run")
+    plain, accuracies = QuestionAnswering.evaluate, iter((0.5, 0.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            QuestionAnswering, "evaluate", lambda *given, **more: plain(*given, **more) | {"accuracy": next(accuracies)}
+        )
+        run = headway.train(tables, folder / "run")
     assert run.checkpoints.steps() == [3, 6] and run.step == 3
     return run.path
 
@@ -114,7 +120,7 @@ def test_a_corpus_shorter_than_a_row_is_refused(tmp_path: Path, capsys: Captured
     (tmp_path / "mine.toml").write_text('[task]\nname = "language_modelling"\ncorpus = "notes.txt"\n')
     command = ("train", tmp_path / "mine.toml", "--out", tmp_path / "run")
     shown = refused(capsys, *command)
-    assert "notes.txt: 9 tokens to train on are fewer than a row of model.block = 128; give a longer text" in shown
+    assert "notes.txt: 9 tokens to train on, which is less than a row of model.block = 128; give a longer text" in shown
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.toml", "notes.txt"]
 
 

@@ -223,7 +223,7 @@ def test_a_run_that_was_killed_while_its_run_file_was_rewritten_has_one(
     """Cut off at every rename: the run file is the old or the new one, and the old one is never lost."""
     old = (stopped / "run.toml").read_text()
     plain = os.replace
-    for cut in (1, 2):
+    for cut in (1, 2):  # the third is the copy
         calls = 0
 
         def replace_file(source: Any, target: Any, cut: int = cut) -> None:
@@ -241,6 +241,30 @@ def test_a_run_that_was_killed_while_its_run_file_was_rewritten_has_one(
     headway.train(stopped, stopped, ["training.keep=4"], resume=True)
     assert load_settings(stopped).training.keep == 4
     assert [path.read_text() for path in sorted(stopped.glob("run.toml.*"))] == [old, old]
+
+
+def test_a_run_file_that_was_changed_by_hand_needs_the_flag_too(
+    run_file: Path, stopped: Path, capsys: Captured
+) -> None:
+    """What stands in run.toml is what is asked for; what the run has had so far is known beside it."""
+    old = (stopped / "run.toml").read_text()
+    (stopped / "run.toml").write_text(old.replace("learning_rate = 0.001", "learning_rate = 0.02"))
+    before = contents(stopped)
+    assert run_command(["train", str(stopped), "--resume"]) == 2
+    shown = capsys.readouterr().err
+    assert "training.learning_rate: 0.001 there, 0.02 now" in shown
+    assert f"put the old values back into {stopped / 'run.toml'}" in shown and "--accept-changes" in shown
+    assert contents(stopped) == before
+    with pytest.raises(Interrupted):
+        headway.train(stopped, stopped, resume=True, accept_changes=True, watch=StopAt(10))
+    assert (stopped / "run.toml.1").read_text() == old  # the settings before, though nobody else kept them
+    run = headway.train(stopped, stopped, resume=True)  # once is enough
+    assert run.settings.training.learning_rate == 0.02 and not (stopped / "run.toml.2").exists()
+
+
+def test_a_run_without_the_copy_of_its_run_file_goes_on_with_what_stands_there(stopped: Path) -> None:
+    (stopped / ".run.toml").unlink()
+    assert headway.train(stopped, stopped, resume=True).state.done
 
 
 # ---- data

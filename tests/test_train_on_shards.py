@@ -55,7 +55,7 @@ def test_a_token_that_cannot_be_ends_training_with_the_name_of_its_shard(folder:
     file.write_bytes(file.read_bytes()[:-40] + b"\xff" * 40)
     with pytest.raises(DataError, match=r"shard-00001.bin: damaged \(token 65535, and the vocabulary has 300\)"):
         headway.train(tables(folder / "shards") | {"training": TRAINING | {"steps": 100}}, folder / "run")
-    assert headway.load(folder / "run").step % TRAINING["checkpoint_every"] == 0  # what was saved before it is whole
+    assert headway.load(folder / "run").state.step % TRAINING["checkpoint_every"] == 0  # whole
 
 
 def test_shards_that_are_gone_are_not_needed_to_use_the_run(folder: Path) -> None:

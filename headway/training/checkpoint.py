@@ -100,9 +100,9 @@ class Checkpoints:
         names = (NUMBER.fullmatch(path.name) for path in self.directory.glob("step-*"))
         return sorted(int(name[1]) for name in names if name)
 
-    def require_room(self, model: nn.Module) -> None:
-        """An error where the disk has no room for one checkpoint: the weights, and at least as much beside them."""
-        needed = 2 * sum(tensor.nbytes for tensor in tensors_of(model).values())
+    def require_room(self, model: nn.Module, numbers: int = 3) -> None:
+        """An error where the disk has no room for one checkpoint: so many numbers for each weight, at least."""
+        needed = numbers * sum(tensor.nbytes for tensor in tensors_of(model).values())
         free = shutil.disk_usage(self.directory.parent).free
         if free < needed:
             raise RunError(
@@ -128,7 +128,8 @@ class Checkpoints:
         temporary = self.directory / f".{self.path(step).name}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         first = not self.directory.exists()
-        temporary.mkdir(parents=True)
+        self.directory.mkdir(exist_ok=True)  # not where the run directory itself is gone
+        temporary.mkdir()
         if first:
             sync_directory(self.directory.parent)
         return temporary

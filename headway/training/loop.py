@@ -265,7 +265,8 @@ class Trainer:
 
     def run(self) -> State:
         """Train what is left of the stages."""
-        self.ranks.led(lambda: self.checkpoints.require_room(self.model))
+        kept = 3 if {stage.settings.optimizer for stage in self.stages} == {"adamw"} else 2  # a weight's numbers
+        self.ranks.led(lambda: self.checkpoints.require_room(self.model, kept))
         left = [stage for stage in self.stages if self.is_left(stage)]
         steps = [stage.end - max(stage.begin, self.state.step) for stage in left]
         profile = Profile(self.directory, self.report, steps) if self.profile else Unprofiled()
@@ -479,6 +480,8 @@ class Trainer:
         before = f"; the last checkpoint is of step {steps[-1]:,}" if steps else ""
         if steps[:-1]:
             before += f" (go back to an earlier one with --resume --back-to {steps[-2]})"
+        elif steps:
+            before += ", and may be spoilt already: there is no earlier one, so begin anew if it fails again"
         rate = plan.rate(step) * settings.learning_rate
         many, way = "", f', or pass over such steps with {stage.place}.bad_steps = "skip"'
         if settings.bad_steps == "skip":
@@ -605,14 +608,16 @@ class Trainer:
         shown = {key: value for key, value in numbers.items() if math.isfinite(value)}  # JSON has no others
         value = numbers.get(task.metric)
         better = enough = False
+        if value is not None:
+            where = "dev" if stage.final else "evaluation:"
+            self.report.say(f"{stage.name}: {stage.at(state.step)}: {where} {scores({task.metric: value})[0]}")
         if value is not None and stage.final:
-            self.report.say(f"{stage.name}: {stage.at(state.step)}: dev {scores({task.metric: value})[0]}")
             best = state.best_value
             ahead = best is None or (value > best if task.higher_is_better else value < best)
-            better = math.isfinite(value) and ahead
+            better = math.isfinite(value) and (ahead or value == best)  # of equals, the last: it has learned more
             if better:
                 state.best_value, state.best_step = value, state.step
-            state.since_best = 0 if better else state.since_best + 1
+            state.since_best = 0 if better and ahead else state.since_best + 1
             enough = self.is_enough(stage)
         state.done = stage.final and (enough or state.step >= stage.end)
         self.record({"stage": stage.name, "step": state.step, "evaluation": shown})  # whoever watches it may fail

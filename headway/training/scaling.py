@@ -217,6 +217,9 @@ def machines() -> dict[str, Machine]:
 
 def find_machine(name: str) -> Machine:
     known = machines()
+    meant = [each for each in known if name.casefold() in each.casefold()]  # h200 for NVIDIA H200
+    if name not in known and name and len(meant) == 1:
+        return known[meant[0]]
     if name not in known:
         way = "measure it with benchmarks/scaling.py"
         raise UserError(f"--machine {name}: not measured yet{nearest(name, known)}; {way}")

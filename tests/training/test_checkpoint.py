@@ -322,7 +322,7 @@ def test_a_failed_write_ends_the_run_at_the_next_step(
     monkeypatch.setattr(Checkpoints, "write", fail)
     last: list[int] = []
     sets = ["pretraining.training.steps=1000", "pretraining.training.checkpoint_every=100", *OFTEN[2:]]
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(RunError, match=r"Input/output error; mend that and go on with headway train .* --resume"):
         headway.train(run_file, tmp_path / "run", sets, watch=lambda record: last.append(record["step"]))
     assert 100 <= last[-1] < 200
 
@@ -332,7 +332,7 @@ def test_a_disk_without_room_for_a_checkpoint_is_refused_before_the_first_step(
 ) -> None:
     run = headway.train(run_file, tmp_path / "run")
     size = sum(path.stat().st_size for path in run.checkpoints.path(11).iterdir())
-    assert 2 * run.parameters * 4 < size  # what is asked for is less than what it takes
+    assert 3 * run.parameters * 4 < size  # what is asked for is less than what it takes
 
     def usage(path: Path) -> Any:
         return shutil._ntuple_diskusage(10**9, 10**9, free)  # type: ignore[attr-defined]
@@ -345,7 +345,7 @@ def test_a_disk_without_room_for_a_checkpoint_is_refused_before_the_first_step(
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
     monkeypatch.setattr(Trainer, "fit", begin)
-    free = 2 * run.parameters * 4 - 1
+    free = 3 * run.parameters * 4 - 1
     with pytest.raises(RunError, match=r"other: 0.1 MB are free on its disk, .* more than 0.1 MB; make room"):
         headway.train(run_file, tmp_path / "other")
     free += 1

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import headway
 from headway.cli import run_command
 from headway.commands import summary
 from headway.errors import Interrupted, RunError, UserError
+from headway.models import GPTSettings
 from headway.report.comparison import comparison_table
 from headway.tasks import QuestionAnswering
 from headway.training import checkpoint
@@ -236,7 +238,7 @@ def test_a_best_checkpoint_that_is_damaged_is_forgotten_and_the_next_best_is_kep
 def test_patience_counts_on_when_a_run_is_resumed(
     run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Equal is not better."""
+    """An equal score is no better one, though its checkpoint is the one to take: it has learned more."""
     values = [0.1, 0.3, 0.3, 0.2, 0.1, 0.9, 0.9, 0.9]
     for stop in (0, 8, 9, 10):
         scored(monkeypatch, values)
@@ -246,7 +248,7 @@ def test_patience_counts_on_when_a_run_is_resumed(
             with pytest.raises(Interrupted):
                 headway.train(run_file, out, sets, watch=StopAt(stop))
         run = headway.train(run_file, out, sets, resume=True)
-        assert (run.state.step, run.state.best_step, run.state.since_best) == (11, 8, 3), stop
+        assert (run.state.step, run.state.best_step, run.state.since_best) == (11, 9, 3), stop
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -404,3 +406,27 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_its_record_ane
         headway.train(run_file, tmp_path / "run", sets, watch=watch)
     run = headway.train(run_file, tmp_path / "run", sets, resume=True)
     assert [record["step"] for record in run.metrics if "loss" in record] == list(range(1, 12))
+
+
+def test_a_directory_that_is_removed_while_its_run_trains_stays_away(run_file: Path, tmp_path: Path) -> None:
+    def watch(record: dict[str, Any]) -> None:
+        while record["step"] == 9 and (tmp_path / "run").exists():
+            shutil.rmtree(tmp_path / "run", ignore_errors=True)  # once more where a checkpoint was just being written
+
+    with pytest.raises(RunError, match=r"No such file or directory; mend that"):
+        headway.train(run_file, tmp_path / "run", LOGGED, watch=watch)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_is_too_large_for_memory_names_the_settings(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(self: GPTSettings, tokens: int) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(GPTSettings, "build", build)
+    with pytest.raises(
+        UserError, match=r"out of memory for the weights .* lower model.width \(16\), model.layers \(2\)"
+    ):
+        headway.train(run_file, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -7,7 +7,11 @@ SIGTERM (training state saved).
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -46,6 +50,22 @@ Strict = Annotated[
 ]
 
 
+@contextmanager
+def loading() -> Iterator[None]:
+    """Within it Ctrl-C waits: a module whose import is broken off may be half there, and fail much later."""
+    before, came = signal.getsignal(signal.SIGINT), []
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield  # whoever set another handler knows why
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
+
+
 @app.callback(invoke_without_command=True)
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
@@ -62,8 +82,9 @@ def demo(
     sets: Sets = None,
 ) -> None:
     """Train with and without pretraining on the embedded world, compare, ask, and write a report."""
-    from headway.console import reporter
-    from headway.demo import run_demo
+    with loading():
+        from headway.console import reporter
+        from headway.demo import run_demo
 
     try:
         run_demo(out, seed, sets or [], reporter())
@@ -99,7 +120,8 @@ def train(
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes and leave.")] = False,
 ) -> None:
     """Train what a recipe or a run file says."""
-    from headway.commands import list_recipes, train_command
+    with loading():
+        from headway.commands import list_recipes, train_command
 
     if recipes or source is None:
         list_recipes()
@@ -125,7 +147,8 @@ def evaluate(
     device: Device = "auto",
 ) -> None:
     """Score a run on a split of its data or on a file."""
-    from headway.commands import evaluate_command
+    with loading():
+        from headway.commands import evaluate_command
 
     evaluate_command(run, split, target, out, beam, device, strict)
 
@@ -160,8 +183,9 @@ def predict(
     device: Device = "auto",
 ) -> None:
     """Answer questions, translate or continue text, as the run's task says."""
-    from headway.commands import predict_command
-    from headway.generation import Sampling
+    with loading():
+        from headway.commands import predict_command
+        from headway.generation import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, seed)
     given = [name for name in context.params if is_given(context, name)]
@@ -180,7 +204,8 @@ def compare(
     out: Annotated[Path, typer.Option(help="The plot: .png, .svg or .pdf.")] = Path("comparison.png"),
 ) -> None:
     """A table and a plot of several runs."""
-    from headway.commands import compare_command
+    with loading():
+        from headway.commands import compare_command
 
     compare_command(runs, out)
 
@@ -197,7 +222,8 @@ def inspect(
     device: Device = "auto",
 ) -> None:
     """A picture of where a model looks: target against source, or each token against those before it."""
-    from headway.commands import inspect_command
+    with loading():
+        from headway.commands import inspect_command
 
     inspect_command(run, text, target, out, device)
 
@@ -216,7 +242,8 @@ def scale(
     markdown: Annotated[bool, typer.Option("--markdown", help="One table in Markdown.")] = False,
 ) -> None:
     """The memory and time that a training step would take on many devices."""
-    from headway.commands import scale_command
+    with loading():
+        from headway.commands import scale_command
 
     scale_command(source, sets or [], gpus, machine, within, interconnect, vocabulary, markdown)
 
@@ -228,7 +255,8 @@ def watch(
     plain: Annotated[bool, typer.Option("--plain", help="ASCII characters only, and no colours.")] = False,
 ) -> None:
     """The curves of a run, live in the terminal while it trains; several runs share their charts."""
-    from headway.watching import watch_command
+    with loading():
+        from headway.watching import watch_command
 
     watch_command(runs, once, plain)
 
@@ -244,8 +272,9 @@ def lab(
     seed: Annotated[int, typer.Option(min=0, max=SEEDS, help="Of the random numbers.")] = 0,
 ) -> None:
     """Run experiments on attention: numbers, a picture, and what they show."""
-    from headway.console import reporter
-    from headway.lab import lab_command
+    with loading():
+        from headway.console import reporter
+        from headway.lab import lab_command
 
     lab_command(names or [], everything, out, seed, reporter())
 
@@ -253,7 +282,8 @@ def lab(
 @data_app.command("list")
 def data_list() -> None:
     """The data sets Headway knows, and which are on this machine."""
-    from headway.commands import data_list_command
+    with loading():
+        from headway.commands import data_list_command
 
     data_list_command()
 
@@ -270,7 +300,8 @@ def data_get(
     seed: Annotated[Optional[int], typer.Option(help="world: same seed, same bytes.")] = None,  # noqa: UP045
 ) -> None:
     """Bring a data set to this machine, checked against its known checksum; `world` is generated on the spot."""
-    from headway.commands import data_get_command
+    with loading():
+        from headway.commands import data_get_command
 
     sizes = {"people": people, "unseen": unseen, "towns": towns, "phrasings": phrasings, "seed": seed}
     data_get_command(name, out, source, {key: value for key, value in sizes.items() if value is not None})
@@ -294,7 +325,8 @@ def data_check(
     strict: Strict = False,
 ) -> None:
     """Say what is in a file, and what is wrong with it."""
-    from headway.checking import data_check_command
+    with loading():
+        from headway.checking import data_check_command
 
     data_check_command(files, target, errors, strict)
 
@@ -321,8 +353,9 @@ def data_prepare(
     resume: Annotated[bool, typer.Option("--resume", help="Go on after the last whole shard.")] = False,
 ) -> None:
     """Encode files of any size into token shards, to train on with corpus = "FOLDER"."""
-    from headway.console import reporter
-    from headway.text.preparation import prepare
+    with loading():
+        from headway.console import reporter
+        from headway.text.preparation import prepare
 
     shards = prepare(
         files,

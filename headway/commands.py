@@ -8,14 +8,15 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
 from itertools import chain, count, takewhile
 from pathlib import Path
+from shlex import quote
 from typing import Any, BinaryIO, NamedTuple
 
 from headway.changes import read_data
-from headway.configuration import find, load_settings, recipe_names
+from headway.configuration import RunSettings, find, load_settings, recipe_names
 from headway.console import Progress, Reporter, Terminal, clock, reporter, scores
 from headway.data import catalog
 from headway.data.world import WorldSettings
@@ -23,7 +24,7 @@ from headway.errors import DataError, Interrupted, Quit, TextError, UserError
 from headway.files import as_json, is_kept, one_line, stream_at, write_lines, write_output
 from headway.generation import Sampling
 from headway.ranks import joined, of_environment
-from headway.run import Run, load, own_directory, train
+from headway.run import Run, load, own_directory, prepared_tokenizer, train
 from headway.tasks import LanguageModelling, QuestionAnswering, SequenceToSequence, Task
 from headway.tasks.sequence_to_sequence import SPLITS, WIDEST_BEAM
 from headway.text import load_tokenizer
@@ -67,24 +68,37 @@ def train_command(
         settings = load_settings(source, sets)
         if strict:
             settings.task = be_strict(settings.task)
+        if resume and out is not None:
+            require_run(source, out)
         report = reporter() if ranks.leads else Reporter()
         directory = ranks.led(
             lambda: out or (resumed_directory(source, settings.name) if resume else own_directory(settings.name))
         )
         if out is None and not resume and directory.name != settings.name and not directory.exists():
             there = Path("runs", settings.name)
-            report.say(f"{there} is there already (headway train {there} --resume continues it); this is {directory}")
+            way = f"headway train {quote(str(there))} --resume"
+            report.say(f"{there} is there already ({way} continues it); this is {directory}")
         events = TensorBoard(directory / "tensorboard") if tensorboard and ranks.leads else None
         watch = events or (lambda record: None)
         try:
             run = train(settings, directory, (), resume, report, watch, accept_changes, profile, back_to)
         except (Interrupted, Quit) as stop:
-            raise type(stop)(f"{stop}; go on with: headway train {directory} --resume", stop.number) from None
+            way = f"go on with: headway train {quote(str(directory))} --resume"
+            raise type(stop)(f"{stop}; {way}", stop.number) from None
         finally:
             if events is not None:
                 events.close()
         if ranks.leads:
             print(f"{run.path}: {summary(run)}")
+
+
+def require_run(source: str, out: Path) -> None:
+    """A run goes on in its own directory: another one would begin it anew."""
+    if (Path(source) / "run.toml").is_file() and not (out / "run.toml").is_file():
+        raise UserError(
+            f"--out {out}: there is no run in it to go on with; {source} goes on where it is, without --out, or as a "
+            f"copy: cp -r {quote(source)} {quote(str(out))}"
+        )
 
 
 def resumed_directory(source: str, name: str) -> Path:
@@ -218,7 +232,8 @@ def tell_scores(run: Run, split: str, result: dict[str, Any], out: Path | None, 
         raise UserError(f"{run.path}: {split}: nothing was held out to measure on; name a file with --split")
     said = sys.stderr if out is not None and stream_at(out) is sys.stdout else sys.stdout
     shown = scores(result) or [f"{result['questions']} questions without answers (one column), so no accuracy"]
-    print(f"{run.path}: {split}: {', '.join(shown)}", file=said)
+    of = f" (the best checkpoint, of step {run.step:,})" if run.step != run.state.step else ""
+    print(f"{run.path}{of}: {split}: {', '.join(shown)}", file=said)
     for line in details(result):
         print(f"  {line}", file=said)
     if "predictions" in result:
@@ -503,7 +518,7 @@ def scale_command(
     known = scaling.machines()
     name = machine or max(known, key=lambda each: known[each].rate)
     measured = scaling.find_machine(name)
-    known_tokens = vocabulary or tokens_of_run(Path(source)) or settings.tokenizer.size
+    known_tokens = vocabulary or tokens_of_run(Path(source)) or tokens_of_shards(settings) or settings.tokenizer.size
     tokens = known_tokens or ASSUMED_TOKENS
     model = scaling.blank(settings.model, tokens)
     training = settings.training
@@ -518,8 +533,9 @@ def scale_command(
     unknown = "" if known_tokens else f", {tokens} tokens in the vocabulary (tokenizer.size is not set; --vocabulary)"
     no_gpu = "" if measured.ahead else "\nThis device is a CPU: these are not the figures of GPUs."
     count = sum(parameter.numel() for parameter in model.parameters())
+    of_last = " of the last stage" if settings.pretraining is not None else ""
     print(
-        f"{settings.name}: {count:,} parameters with {tokens:,} tokens in the vocabulary; a step has "
+        f"{settings.name}: {count:,} parameters with {tokens:,} tokens in the vocabulary; a step{of_last} has "
         f"{shares}, shared by all devices\n"
         f"device: {name}, {measured.memory / 1e9:.0f} GB; measured by {measured.measured}\n"
         f"assumed: {within:g} GB/s between devices of a machine of 8, {between:g} GB/s between machines{unknown}"
@@ -533,6 +549,15 @@ def tokens_of_run(path: Path) -> int:
     """How many tokens the tokenizer of a run knows; 0 where the path is no run directory, nor the run file in one."""
     file = (path.parent if path.name == "run.toml" else path) / "tokenizer.json"
     return len(load_tokenizer(file)) if file.is_file() else 0
+
+
+def tokens_of_shards(settings: RunSettings) -> int:
+    """How many tokens the shards are made of that a run file learns from; 0 where it learns from text, or they are
+    elsewhere."""
+    with suppress(UserError):
+        prepared = prepared_tokenizer(settings)
+        return len(prepared) if prepared is not None else 0
+    return 0
 
 
 def data_list_command() -> None:

@@ -8,12 +8,14 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -21,10 +23,14 @@ import torch
 from rich.console import Console
 
 import headway
-from headway.cli import run_command
+from headway.cli import loading, run_command
 from headway.console import Terminal
 from headway.data import DATA_SETS, DataFile, DataSet
+from headway.errors import Interrupted
+from headway.tasks import QuestionAnswering
 from headway.text.preparation import prepare
+from headway.training.loop import Trainer
+from tests.training.test_resume import StopAt
 
 COMMANDS = ["", "demo", "train", "evaluate", "predict", "compare", "inspect", "lab", "watch", "scale"]
 COMMANDS += ["data", "data list", "data get", "data check", "data prepare"]
@@ -205,10 +211,82 @@ def test_an_interrupted_run_is_resumed_as_its_message_says(run_file: Path) -> No
     saved = run_file.parent / "runs" / "tiny" / "run.toml"
     saved.write_text(saved.read_text().replace("steps = 100000", f"steps = {step - 3}"))  # 6 of it were pretraining
     done = subprocess.run(
-        [*CALL, *stopped[2].split()], cwd=run_file.parent, capture_output=True, text=True, check=False
+        [*CALL, *stopped[2].split(), "--accept-changes"],
+        cwd=run_file.parent,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"runs/tiny: step {step + 3:,}, ")
+
+
+def test_a_run_goes_on_in_its_own_directory(run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """Elsewhere it would begin anew, and its steps would be lost to whoever took that for going on."""
+    monkeypatch.chdir(run_file.parent)
+    assert run_command(["train", "tiny.toml", "--out", "my run"]) == 0
+    capsys.readouterr()
+    assert run_command(["train", "my run", "--resume", "--out", "other"]) == 2
+    shown = capsys.readouterr().err
+    assert "--out other: there is no run in it to go on with" in shown and "cp -r 'my run' other" in shown
+    assert not Path("other").exists()
+    assert run_command(["train", "my run", "--resume", "--out", "my run"]) == 0
+    assert run_command(["train", "runs/nothing", "--resume"]) == 2
+    assert "runs/nothing: no such run directory, run file or recipe" in capsys.readouterr().err
+
+
+def test_the_way_to_go_on_can_be_pasted(run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.chdir(run_file.parent)
+    with monkeypatch.context() as patch:
+        record = Trainer.record
+
+        def stop(self: Trainer, line: dict[str, Any]) -> None:
+            record(self, line)
+            if line["step"] == 8:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        patch.setattr(Trainer, "record", stop)
+        assert run_command(["train", "tiny.toml", "--out", "my notes"]) == 130
+    way = capsys.readouterr().err.rsplit("go on with: headway ", 1)[1]
+    assert way == "train 'my notes' --resume\n"
+    assert run_command(shlex.split(way)) == 0
+
+
+def test_ctrl_c_waits_while_modules_are_loaded() -> None:
+    """An import that is broken off leaves half a module behind."""
+    before, seen = signal.getsignal(signal.SIGINT), []
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), loading():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+            seen.append("loaded")
+        assert seen and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with loading():
+            pass
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell's job in the background has it
+        with loading():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_stopped_run_is_scored_by_its_best_checkpoint_too(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(run_file.parent)
+    plain, values = QuestionAnswering.evaluate, iter([0.1, 0.9, 0.2, 0.3])
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            QuestionAnswering, "evaluate", lambda *given, **more: plain(*given, **more) | {"accuracy": next(values)}
+        )
+        with pytest.raises(Interrupted):
+            headway.train(run_file, "run", ["training.evaluate_every=1"], watch=StopAt(9))
+    run = headway.load("run")
+    assert (run.step, run.state.step, run.state.done) == (8, 9, False)
+    assert run_command(["evaluate", "run"]) == 0
+    assert capsys.readouterr().out.startswith("run (the best checkpoint, of step 8): dev: accuracy ")
 
 
 def test_resume_finds_the_run_that_a_run_file_was_trained_in(

@@ -436,7 +436,7 @@ class Preparation:
             return Characters.train([characters])
         sample, stride = self.sample()
         part = f"a sample, one block in {stride} of {everything}" if stride > 1 else f"all {everything}"
-        self.report.say(f"tokenizer: {kind}, learned from {part}")
+        self.report.say(f"tokenizer: {kind}, learned from {part} of files, which may take a minute …")
         every_one = "".join(f"\n{character}" for character in characters)  # each alone, so that it makes no word
         texts = self.texts(sample)
         return KINDS[kind].train((text for part in (texts, [every_one]) for text in part if text), self.plan.size)

@@ -1,4 +1,4 @@
-# make demo    train, compare, ask, report on the embedded world   (about 2 minutes after set-up)
+# make demo    train, compare, ask, report on the embedded world   (2 to 3 minutes after set-up)
 # make test    all tests                                           (a few minutes)
 # make check   ruff and mypy
 # make torture a run killed 200 times ends as one left in peace    (about 2 minutes)

@@ -31,7 +31,9 @@ class TokenizerSettings:
     """`[tokenizer]`."""
 
     kind: str = setting("characters", "how text is cut into tokens", choices=tuple(KINDS))
-    size: int | None = setting(None, "most tokens of a words or bpe vocabulary", least=2)
+    size: int | None = setting(
+        None, "most tokens of a words or bpe vocabulary; left out: every word, or 4,096 of bpe", least=2
+    )
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if self.size is not None and self.kind not in ("words", "bpe"):

@@ -106,7 +106,7 @@ class StreamSettings:
     rows: int = setting(32, "rows a step", least=1)
     weight: float = setting(1.0, "of the stream's mean loss a token", least=0.0)
     length: int = setting(0, "longest row, in tokens; 0: model.block", least=0)
-    start: float = setting(0.0, "first step; up to 1, as a share of training.steps", least=0.0)
+    start: float = setting(0.0, "steps before it begins; up to 1, as a share of training.steps", least=0.0)
     end: float = setting(1.0, "step before which it ends; up to 1, as a share of training.steps", above=0.0)
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from headway.configuration import RunSettings, load_settings
+from headway.configuration import COPY, RunSettings, load_settings
 from headway.data.catalog import resolve
-from headway.errors import RunError
-from headway.files import write_json, write_text
+from headway.errors import RunError, UserError
+from headway.files import write_bytes, write_json, write_text
 
 Data = dict[str, dict[str, str]]
 """Of each task, by the place of its table, the files that it read, in their order, and the SHA-256 of their content."""
 
 DATA = "data.json"  # where a run keeps it
-COPY = ".run.toml"  # the run file as it was last written by Headway
 HARMLESS = (
     "log_every",
     "evaluate_every",
@@ -167,6 +167,8 @@ def consequence(change: Change, settings: RunSettings, step: int, measured: Coll
         return "; that stage has not begun, so resuming stays exact"
     if change.place.startswith("pretraining.") and step > earlier:
         return "; that stage is over, so nothing but the record changes"
+    if ", " not in change.place and change.place.rpartition(".")[2] in (*LEARNED, *MEASURED):
+        return "; resuming stays exact where the same stands in it"  # which is looked at too
     if change.place in measured:
         scores = (
             "the best score and the patience so far were" if change.place.startswith("task,") else "its scores were"
@@ -180,23 +182,41 @@ def steps_before(settings: RunSettings) -> int:
     return settings.pretraining.training.steps if settings.pretraining is not None else 0
 
 
+# ---- the run file and its copy
+
+
 def accepted_settings(directory: Path) -> RunSettings:
     """The settings that a run has, whatever was written into its run file by hand since."""
-    copy = directory / COPY
-    return load_settings(copy if copy.is_file() else directory / "run.toml")
+    return settings_in(directory / COPY) or load_settings(directory / "run.toml")
 
 
-def write_settings(directory: Path, settings: RunSettings) -> None:
-    """Write the run file, and a copy by which it is seen if somebody has changed it."""
-    for name in ("run.toml", COPY):
-        write_text(directory / name, settings.to_toml())
+def settings_in(file: Path) -> RunSettings | None:
+    """What a run file says; None where it is not there or says nothing that can be read."""
+    try:
+        return load_settings(file)
+    except UserError:
+        return None
 
 
-def rewrite(directory: Path, settings: RunSettings) -> Path:
-    """Put the new settings into the run file; returns where the old ones are kept, run.toml.1 or the next free one."""
-    number = 1
-    while (kept := directory / f"run.toml.{number}").exists():
-        number += 1
-    write_text(kept, accepted_settings(directory).to_toml())
-    write_settings(directory, settings)
+def says(file: Path, settings: RunSettings) -> bool:
+    found = settings_in(file)
+    return found is not None and not compare(found.tables(), settings.tables())
+
+
+def settle(directory: Path, settings: RunSettings) -> list[Path]:
+    """Let the run file say what the run has from now on, and its copy the same. What they said instead is kept in
+    run.toml.1 or the next free ones, which are returned; a run file that says it already stays as somebody wrote it."""
+    run_file, copy = directory / "run.toml", directory / COPY
+    others = [copy] if settings_in(copy) and not says(copy, settings) else []
+    if run_file.is_file() and not says(run_file, settings):
+        others.append(run_file)
+    kept = []
+    for content in dict.fromkeys(file.read_bytes() for file in others):
+        kept.append(next(path for path in (directory / f"run.toml.{n}" for n in count(1)) if not path.exists()))
+        write_bytes(kept[-1], content)
+    if not says(run_file, settings):
+        write_text(run_file, settings.to_toml())
+    content = run_file.read_bytes()
+    if not copy.is_file() or copy.read_bytes() != content:
+        write_bytes(copy, content)
     return kept

@@ -52,12 +52,20 @@ Strict = Annotated[
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Within it Ctrl-C waits: a module whose import is broken off may be half there, and fail much later."""
-    before, came = signal.getsignal(signal.SIGINT), []
+    """Within it Ctrl-C waits: a module whose import is broken off may be half there, and fail much later. A second one
+    quits at once."""
+    before = signal.getsignal(signal.SIGINT)
+    came: list[int] = []
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield  # whoever set another handler knows why
         return
-    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+
+    def wait(number: int, frame: object) -> None:
+        if came:
+            os._exit(128 + number)
+        came.append(number)
+
+    signal.signal(signal.SIGINT, wait)
     try:
         yield
     finally:

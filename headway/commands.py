@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
 from itertools import chain, count, takewhile
 from pathlib import Path
-from shlex import quote
 from typing import Any, BinaryIO, NamedTuple
 
 from headway.changes import read_data
@@ -24,7 +23,7 @@ from headway.errors import DataError, Interrupted, Quit, TextError, UserError
 from headway.files import as_json, is_kept, one_line, stream_at, write_lines, write_output
 from headway.generation import Sampling
 from headway.ranks import joined, of_environment
-from headway.run import Run, load, own_directory, prepared_tokenizer, train
+from headway.run import Run, directory_of, load, prepared_tokenizer, train, way_to_resume
 from headway.tasks import LanguageModelling, QuestionAnswering, SequenceToSequence, Task
 from headway.tasks.sequence_to_sequence import SPLITS, WIDEST_BEAM
 from headway.text import load_tokenizer
@@ -68,48 +67,22 @@ def train_command(
         settings = load_settings(source, sets)
         if strict:
             settings.task = be_strict(settings.task)
-        if resume and out is not None:
-            require_run(source, out)
         report = reporter() if ranks.leads else Reporter()
-        directory = ranks.led(
-            lambda: out or (resumed_directory(source, settings.name) if resume else own_directory(settings.name))
-        )
+        directory = ranks.led(lambda: directory_of(source, settings.name, out, resume))
         if out is None and not resume and directory.name != settings.name and not directory.exists():
             there = Path("runs", settings.name)
-            way = f"headway train {quote(str(there))} --resume"
-            report.say(f"{there} is there already ({way} continues it); this is {directory}")
+            report.say(f"{there} is there already ({way_to_resume(there)} continues it); this is {directory}")
         events = TensorBoard(directory / "tensorboard") if tensorboard and ranks.leads else None
         watch = events or (lambda record: None)
         try:
             run = train(settings, directory, (), resume, report, watch, accept_changes, profile, back_to)
         except (Interrupted, Quit) as stop:
-            way = f"go on with: headway train {quote(str(directory))} --resume"
-            raise type(stop)(f"{stop}; {way}", stop.number) from None
+            raise type(stop)(f"{stop}; go on with: {way_to_resume(directory)}", stop.number) from None
         finally:
             if events is not None:
                 events.close()
         if ranks.leads:
             print(f"{run.path}: {summary(run)}")
-
-
-def require_run(source: str, out: Path) -> None:
-    """A run goes on in its own directory: another one would begin it anew."""
-    if (Path(source) / "run.toml").is_file() and not (out / "run.toml").is_file():
-        raise UserError(
-            f"--out {out}: there is no run in it to go on with; {source} goes on where it is, without --out, or as a "
-            f"copy: cp -r {quote(source)} {quote(str(out))}"
-        )
-
-
-def resumed_directory(source: str, name: str) -> Path:
-    """The run directory that was named, else the newest of runs/NAME, runs/NAME-2 and so on."""
-    path = Path(source)
-    if (path / "run.toml").is_file():
-        return path
-    if path.name == "run.toml" and (path.parent / "tokenizer.json").is_file():  # a run's own, not one to start from
-        return path.parent
-    numbered = (Path("runs", f"{name}-{number}") for number in count(2))
-    return [Path("runs", name), *takewhile(Path.exists, numbered)][-1]
 
 
 def opened(path: Path, device: str = "auto") -> Run:
@@ -517,7 +490,7 @@ def scale_command(
     settings = load_settings(source, sets)
     known = scaling.machines()
     name = machine or max(known, key=lambda each: known[each].rate)
-    measured = scaling.find_machine(name)
+    name, measured = scaling.find_machine(name)
     known_tokens = vocabulary or tokens_of_run(Path(source)) or tokens_of_shards(settings) or settings.tokenizer.size
     tokens = known_tokens or ASSUMED_TOKENS
     model = scaling.blank(settings.model, tokens)

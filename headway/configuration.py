@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from headway.errors import SettingsError, UserError, nearest
@@ -24,6 +25,7 @@ from headway.text import KINDS
 from headway.training.loop import StreamSettings, TrainingSettings, steps_at
 
 RECIPES = Path(__file__).parent / "recipes"
+COPY = ".run.toml"  # beside a run's run.toml: the run file as the run last took it
 
 
 @dataclass
@@ -99,7 +101,7 @@ def load_settings(source: str | Path | dict[str, Any], overrides: Iterable[str] 
         tables, base, name, shown = copy.deepcopy(source), Path.cwd(), "run", "settings"
     else:
         path = find(source)
-        tables, base, name, shown = read_toml(path), path.parent, name_of(path), str(source)
+        tables, base, name, shown = read_tables(path), path.parent, name_of(path), str(source)
     overrides = list(overrides)
     shown += " with --set" if overrides else ""
     problems: list[str] = []
@@ -126,10 +128,7 @@ def load_settings(source: str | Path | dict[str, Any], overrides: Iterable[str] 
         name,
     )
     problems += never_on(settings)
-    problems += too_long(settings)
     problems += unfit(settings)
-    if settings.training is not None and settings.training.weight == 0 and not settings.streams:
-        problems.append("training.weight: with a weight of 0 and no streams nothing is learned")
     if settings.pretraining is not None and settings.pretraining.training is not None:
         problems += idle_settings(settings.pretraining.training)
     if problems:
@@ -145,8 +144,6 @@ def idle_settings(pretraining: TrainingSettings) -> Iterator[str]:
         yield "pretraining.training.device: the whole run trains on training.device; set that"
     if pretraining.parallel != "auto":
         yield "pretraining.training.parallel: the whole run is shared out as training.parallel says; set that"
-    if pretraining.weight == 0:
-        yield "pretraining.training.weight: with a weight of 0 that stage learns nothing"
     if pretraining.patience:
         yield "pretraining.training.patience: only the last stage is scored, so only it can stop early"
 
@@ -173,11 +170,18 @@ def never_on(settings: RunSettings) -> Iterator[str]:
             yield f"streams.{name}: from step {first} up to {end} of {settings.training.steps} it takes part in no step"
 
 
-def too_long(settings: RunSettings) -> Iterator[str]:
-    """Streams whose rows the model cannot hold."""
+def in_vain(settings: RunSettings) -> Iterator[str]:
+    """What a new run should not begin with, and an old one may have: rows that the model cannot hold, and stages that
+    learn nothing."""
+    block = settings.model.block
     for name, side in settings.streams.items():
-        if side.stream is not None and settings.model is not None and side.stream.length > settings.model.block:
-            yield f"streams.{name}.length ({side.stream.length}) is more than model.block ({settings.model.block})"
+        if side.stream.length > block:
+            yield f"streams.{name}.length ({side.stream.length}) is more than model.block ({block})"
+    if not any((settings.training.weight, *(side.stream.weight for side in settings.streams.values()))):
+        streams = " and of every stream" if settings.streams else ""
+        yield f"training.weight: with a weight of 0{streams} nothing is learned"
+    if settings.pretraining is not None and settings.pretraining.training.weight == 0:
+        yield "pretraining.training.weight: with a weight of 0 that stage learns nothing"
 
 
 def unfit(settings: RunSettings) -> Iterator[str]:
@@ -232,14 +236,38 @@ def find(source: str | Path) -> Path:
         if os.path.isfile(each):
             return each
     if os.path.isdir(path):
-        raise UserError(f"{source}: a folder without a run.toml in it, so not a run directory")
-    if path.suffix == ".toml" or path.is_absolute():
-        near = [path.name for path in sorted(path.parent.glob("*.toml"))]
-        raise UserError(f"{source}: no such run file{nearest(path.name, near)}")
-    if len(path.parts) > 1 and path.parts[0] not in {name.split("/")[0] for name in recipe_names()}:
-        there = [str(each.parent) for each in sorted(path.parent.glob("*/run.toml"))]
-        raise UserError(f"{source}: no such run directory, run file or recipe{nearest(str(path), there)}")
-    raise UserError(f"'{source}' is neither a recipe nor a run file{nearest(str(source), recipe_names())}")
+        command = put_back(path)
+        way = f"; get it back with {command}" if command else ", so not a run directory"
+        raise UserError(f"{source}: a folder without a run.toml in it{way}")
+    if path.suffix == ".toml":
+        raise UserError(f"{source}: no such run file{nearest(path.name, beside(path, '*.toml'))}")
+    runs = [str(path.parent / name) for name in beside(path, "*/run.toml")] if len(path.parts) > 1 else []
+    near = nearest(str(source), [*runs, *recipe_names()])
+    raise UserError(f"'{source}' is neither a recipe nor a run file or directory{near}")
+
+
+def read_tables(run_file: Path) -> dict[str, Any]:
+    try:
+        return read_toml(run_file)
+    except SettingsError as error:
+        command = put_back(run_file.parent) if run_file.name == "run.toml" else ""
+        way = [f"as the run last took it: {command}"] if command else []
+        raise SettingsError([*error.problems, *way], str(run_file)) from None
+
+
+def beside(path: Path, pattern: str) -> list[str]:
+    """Names in the folder of `path`, of files or of the folders that hold them; none where it cannot be read."""
+    try:
+        found = sorted(path.parent.glob(pattern))
+    except OSError:
+        return []
+    return [each.relative_to(path.parent).parts[0] for each in found]
+
+
+def put_back(directory: Path) -> str:
+    """The command that gets back the run file as the run last took it; none where there is no copy of it."""
+    kept, run_file = directory / COPY, directory / "run.toml"
+    return f"cp {quote(str(kept))} {quote(str(run_file))}" if kept.is_file() else ""
 
 
 def recipe_names() -> list[str]:

@@ -62,14 +62,16 @@ class Quit(KeyboardInterrupt):
         self.number, self.code = number, 128 + number
 
 
+SHOWN = 40  # names that a message lists
 ALSO = {"gpu": "cuda"}  # what is meant by a word that looks more like another one
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """'; did you mean X?' where one of `known` is close to `name`, else the list of what is known."""
+    """'; did you mean X?' where one of `known` is close to `name`, else what is known, or the first of it."""
     names = list(known)
     meant = [each for each in names if each == ALSO.get(str(name)) or (name and each.startswith(str(name)))]
     close = meant or difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     if close:
         return f"; did you mean '{close[0]}'?"
-    return f"; known: {', '.join(names)}" if names else ""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"; known: {', '.join(names[:SHOWN])}{more}" if names else ""

@@ -8,10 +8,12 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property
+from itertools import count, takewhile
 from pathlib import Path
 from platform import node
 from shlex import quote
@@ -30,11 +32,11 @@ from headway.changes import (
     measured_only,
     read_data,
     refusal,
-    rewrite,
+    says,
+    settle,
     write_data,
-    write_settings,
 )
-from headway.configuration import RunSettings, TokenizerSettings, load_settings
+from headway.configuration import RunSettings, TokenizerSettings, in_vain, load_settings, put_back
 from headway.console import Reporter
 from headway.errors import DataError, RunError, SettingsError, TextError, UserError
 from headway.files import Ownership, is_full, is_temporary, probe, read_json_lines, write_text
@@ -53,7 +55,8 @@ from headway.training.loop import Side, Stage, Trainer
 
 Record = dict[str, Any]
 SHOWN = 5  # files that have changed
-SIZES = ("width", "layers", "hidden")  # of a model, what makes it large
+SIZES = ("width", "layers", "hidden", "block")  # of a model, what makes it large
+ELSEWHERE = "copy the run elsewhere and resume the copy"  # for one that has no room where it is
 JOB = ".job"  # the file that says which call of torchrun works on a run
 
 
@@ -63,7 +66,9 @@ class Run:
     def __init__(self, path: str | Path, device: str = "auto") -> None:
         self.path = Path(path)
         if not (self.path / "run.toml").is_file():
-            raise RunError(f"{self.path}: not a run directory (no run.toml in it); train one with: headway train …")
+            command = put_back(self.path)
+            way = f"get it back with {command}" if command else "train one with: headway train …"
+            raise RunError(f"{self.path}: not a run directory (no run.toml in it); {way}")
         self.device, _ = devices.choose_device(device)
         self.settings = load_settings(self.path / "run.toml")
         self.checkpoints = Checkpoints(self.path)
@@ -90,13 +95,21 @@ class Run:
                 latest = self.checkpoints.latest(notes.append)
                 if latest is not None:
                     state = self.checkpoints.state(latest)
-                    best = {state.best_step} - {None, latest}
-                    self.step = (self.checkpoints.latest(notes.append, best) if best else None) or latest
+                    self.step = self.best_of(state, notes) or latest
                     self.state, self.notes = state, notes
                     return
         why = "".join(f"\n  - {note}" for note in notes)
         way = "put one back from a copy, then " if notes else ""
         raise RunError(f"{self.path}: no whole checkpoint in it; {way}go on with: {way_to_resume(self.path)}{why}")
+
+    def best_of(self, state: State, notes: list[str]) -> int | None:
+        """The best checkpoint that a state knows, where it is another one and whole."""
+        best = state.best_step
+        if best in (None, state.step):
+            return None
+        if best not in self.checkpoints.steps():
+            notes.append(f"{self.checkpoints.path(best)}: the best checkpoint is not there; the newest is taken")
+        return self.checkpoints.latest(notes.append, {best})
 
     @cached_property
     def model(self) -> Any:
@@ -192,11 +205,13 @@ def train(
     under other settings than it had, or on other data; the old run file is kept as run.toml.1. With `profile`, a window
     of steps is looked at, and where their time went is written to profile.txt and profile.json.gz.
 
+    Without `out`, a run is resumed where `source` says (see `resumed_directory`), a new one is runs/NAME.
+
     Processes that torchrun started train one run together; those that it started again continue theirs.
     """
     with joined() as ranks:
         settings = source if isinstance(source, RunSettings) else load_settings(source, overrides)
-        directory = ranks.led(lambda: Path(out) if out is not None else own_directory(settings.name))
+        directory = ranks.led(lambda: directory_of(source, settings.name, out, resume))
         require_same_command(ranks, {"resume": resume, "accept_changes": accept_changes, "back_to": back_to})
         if ranks.led(lambda: was_begun_by_this_job(directory)):
             resume = True
@@ -230,7 +245,7 @@ def train_in(
         settings = replace(settings, tokenizer=agreed(settings.tokenizer, prepared))
     changes = ranks.led(lambda: check_directory(directory, settings, resume, accept_changes, back_to))
     if ranks.leads:
-        probe(directory, "copy the run elsewhere and resume the copy" if resume else "choose another with --out")
+        probe(directory, ELSEWHERE if resume else "choose another with --out")
     device, why = devices.choose_device(settings.training.device)
     going_on = ranks.led(lambda: resume and (directory / "tokenizer.json").is_file())
     if going_on:
@@ -252,7 +267,7 @@ def train_in(
     layout, how = arrange(model, ranks, device, [stage.settings for stage in stages], settings.training.parallel)
     with make_directory(directory) if ranks.leads else nullcontext():
         if ranks.leads and not going_on:
-            begin(directory, None if changes else settings, tokenizer, resume)
+            begin(directory, settings, tokenizer, resume)
         report.say(
             f"{directory}: {settings.model.kind} with {parameters:,} parameters, {len(tokenizer):,} tokens "
             f"({settings.tokenizer.kind}), on {devices.describe(device)} ({why}){how}"
@@ -267,40 +282,43 @@ def train_in(
             profile=profile and ranks.leads,
             layout=layout,
         )
-        if resume:
-            trainer.resume(back_to)
-        if ranks.leads:
-            sign(directory, back_to)
-        if trainer.state.done:
-            if changes or other_data:
-                report.say("nothing is left to train: its record keeps the settings and data that it was trained with")
-        elif ranks.leads:  # only now that the run has taken them
-            keep_changes(directory, settings, changes, report)
-            keep_data(directory, data, other_data, report)
         with mendable(directory):
+            if resume:
+                trainer.resume(back_to)
+            if ranks.leads:
+                sign(directory, back_to)
+                if trainer.state.done:
+                    leave_settled(directory, changes or other_data, report)
+                else:  # only now that the run has taken them
+                    keep_settings(directory, settings, changes, report)
+                    keep_data(directory, data, other_data, report)
             trainer.run()
 
 
 @contextmanager
 def mendable(directory: Path) -> Iterator[None]:
-    """What the system refuses within it is told with the way to go on; a full disk is the command's to tell."""
+    """Where the system refuses a file of the run, that is told with the way to go on; a full disk is the command's to
+    tell, and what is wrong with other files their owner's."""
     try:
         yield
     except OSError as error:
-        if is_full(error) or error.errno is None:
+        file = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+        if is_full(error) or file is None or directory not in (file, *file.parents):
             raise
-        raise RunError(
-            f"{error.filename or directory}: {error.strerror or error}; mend that and go on with "
-            f"{way_to_resume(directory)}; checkpoints from before are whole"
-        ) from error
+        if directory.is_dir():
+            way = f"mend that and go on with: {way_to_resume(directory)}"
+        else:
+            way = f"{directory} is gone, and what the run had learned with it"
+        raise RunError(f"{file}: {error.strerror}; {way}") from error
 
 
-def begin(directory: Path, settings: RunSettings | None, tokenizer: Tokenizer, resume: bool) -> None:
-    """Write what a run begins with; `settings` where its run file is not to stay as it is."""
-    if (directory / "run.toml").exists() and not resume:  # somebody was faster
+def begin(directory: Path, settings: RunSettings, tokenizer: Tokenizer, resume: bool) -> None:
+    """Write what a run begins with. Its run file may be there already."""
+    run_file = directory / "run.toml"
+    if run_file.exists() and not resume:  # somebody was faster
         raise RunError(f"{directory}: another run has just begun there; choose another directory with --out")
-    if settings is not None:
-        write_settings(directory, settings)
+    if not run_file.exists():
+        settle(directory, settings)
     tokenizer.save(directory / "tokenizer.json")
 
 
@@ -310,8 +328,11 @@ def build_model(settings: RunSettings, tokens: int) -> Any:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-    sizes = ", ".join(f"model.{key} ({value})" for key, value in to_table(settings.model).items() if key in SIZES)
-    raise UserError(f"out of memory for the weights of a model of {tokens:,} tokens; lower {sizes}, or tokenizer.size")
+    sizes = {f"model.{key}": value for key, value in to_table(settings.model).items() if key in SIZES}
+    if settings.tokenizer.kind in ("words", "bpe"):
+        sizes["tokenizer.size"] = tokens
+    lower = ", ".join(f"{name} ({value})" for name, value in sizes.items() if value)
+    raise UserError(f"out of memory for the weights of a model of {tokens:,} tokens; lower one of {lower}")
 
 
 def require_own_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
@@ -418,7 +439,7 @@ def build_stages(settings: RunSettings, tokenizer: Tokenizer) -> list[Stage]:
         stages.append(Stage(name, task, stage.training, begin, final=name == "training"))
         begin += stage.training.steps
     for name, side in settings.streams.items():
-        task = side.task.build(tokenizer, side.stream.length or settings.model.block)
+        task = side.task.build(tokenizer, min(side.stream.length or settings.model.block, settings.model.block))
         task.limit = f"streams.{name}.length" if side.stream.length else "model.block"
         stages[-1].sides.append(Side(name, task, side.stream))
     return stages
@@ -440,7 +461,11 @@ def check_directory(
         raise UserError("--accept-changes (accept_changes=True) is for a run that is resumed; add --resume")
     if directory.exists() and (not directory.is_dir() or not is_empty(directory)):
         way = "continue it with --resume (resume=True), or choose" if run_file.is_file() else "choose"
+        if not run_file.is_file() and (command := put_back(directory)):
+            way = f"its run.toml is gone, get it back with {command}, or choose"
         raise RunError(f"{directory}: exists already; {way} another directory with --out")
+    if problems := list(in_vain(settings)):
+        raise SettingsError(problems)
     return []
 
 
@@ -463,8 +488,8 @@ def check_changes(directory: Path, settings: RunSettings, accept_changes: bool, 
         return []
     step = standing(directory, back_to)
     own = way_to_resume(directory, back_to)
-    if not compare(settings.tables(), load_settings(directory / "run.toml").tables()):
-        own = f"put the old values back into {directory / 'run.toml'}, where these stand now"
+    if not says(directory / "run.toml", old):  # somebody has written other values into it
+        own = f"{put_back(directory)} && {own}"
     impossible = [f"{change}; {why}" for change in changes if (why := refusal(change, old, settings, step)) is not None]
     serious = [f"{change}{consequence(change, old, step)}" for change in changes if not change.harmless]
     anew = "start anew with another --out"
@@ -507,11 +532,20 @@ def check_data(
     return shown
 
 
-def keep_changes(directory: Path, settings: RunSettings, changes: list[Change], report: Reporter) -> None:
-    """The settings that the run has from now on."""
+def leave_settled(directory: Path, changes: Sequence[object], report: Reporter) -> None:
+    """A run that is done keeps the settings and data that it was trained with, whatever is asked for now."""
     if changes:
-        kept = rewrite(directory, settings)
+        report.say("nothing is left to train: it keeps the settings and data that it was trained with")
+    keep_settings(directory, accepted_settings(directory), [], report)
+
+
+def keep_settings(directory: Path, settings: RunSettings, changes: list[Change], report: Reporter) -> None:
+    """The settings that the run has from now on."""
+    kept = " and ".join(map(str, settle(directory, settings)))
+    if changes:
         report.say("\n  - ".join([f"settings changed (those before are in {kept}):", *map(str, changes)]))
+    elif kept:
+        report.say(f"{directory / 'run.toml'}: says again what the run was trained with; what stood there is in {kept}")
 
 
 def keep_data(directory: Path, data: Data, changes: list[str], report: Reporter) -> None:
@@ -552,6 +586,35 @@ def was_begun_by_this_job(directory: Path) -> bool:
 def has_gone_back(directory: Path, step: int | None) -> bool:
     """Whether this job went back to that step already."""
     return (directory / JOB).read_text("utf-8").split("\n")[1:] == [str(step)]
+
+
+def directory_of(source: Any, name: str, out: str | Path | None, resume: bool) -> Path:
+    """Where a run is trained, or goes on. A run goes on in its own directory: another one would begin it anew."""
+    run = run_of(source)
+    if out is None:
+        return resumed_directory(source, name) if resume else own_directory(name)
+    if resume and run is not None and not (Path(out) / "run.toml").is_file():
+        raise UserError(
+            f"--out {out}: there is no run in it to go on with; {run} goes on where it is, without --out, or as a "
+            f"copy: cp -r {quote(str(run))}/. {quote(str(out))}"
+        )
+    return Path(out)
+
+
+def run_of(source: Any) -> Path | None:
+    """The run directory that is named, by itself or by its run.toml."""
+    path = Path(source) if isinstance(source, str | Path) else None
+    if path is not None and (path / "run.toml").is_file():
+        return path
+    if path is not None and path.name == "run.toml" and (path.parent / "tokenizer.json").is_file():
+        return path.parent
+    return None
+
+
+def resumed_directory(source: Any, name: str) -> Path:
+    """The run that is named, else the last in the row of runs/NAME, runs/NAME-2 and so on."""
+    numbered = (Path("runs", f"{name}-{number}") for number in count(2))
+    return run_of(source) or [Path("runs", name), *takewhile(Path.exists, numbered)][-1]
 
 
 def own_directory(name: str) -> Path:

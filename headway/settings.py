@@ -174,8 +174,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 def override(tables: dict[str, Any], assignment: str) -> str:
     """Put one `a.b=c` into `tables` and return `a.b`; c is read as TOML, and as plain text where it is not TOML."""
     key, equals, text = assignment.partition("=")
-    parts = [part.strip() for part in key.split(".")]
-    if not equals or len(parts) < 2 or not all(parts):
+    parts = parts_of_key(key)
+    if not equals or len(parts) < 2:
         raise SettingsError([f"--set {assignment!r}: not section.key=value, as in model.width=128"])
     table = tables
     for part in parts[:-1]:
@@ -190,6 +190,20 @@ def override(tables: dict[str, Any], assignment: str) -> str:
     else:
         table[parts[-1]] = value
     return ".".join(parts)
+
+
+def parts_of_key(key: str) -> list[str]:
+    """The names in a dotted key, of which some may stand in quotes, as TOML reads them; none where it is no key."""
+    try:
+        table = tomllib.loads(f"{key} = 0")
+    except ValueError:
+        parts = [part.strip() for part in key.split(".")]
+        return parts if all(parts) else []
+    parts = []
+    while isinstance(table, dict) and len(table) == 1:
+        ((part, table),) = table.items()
+        parts.append(part)
+    return parts if table == 0 else []
 
 
 def toml_or_text(text: str) -> Any:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,7 +224,7 @@ def test_a_run_that_was_killed_while_its_run_file_was_rewritten_has_one(
     """Cut off at every rename: the run file is the old or the new one, and the old one is never lost."""
     old = (stopped / "run.toml").read_text()
     plain = os.replace
-    for cut in (1, 2):  # the third is the copy
+    for cut in (1, 2, 3):  # the old one kept, the new one, its copy
         calls = 0
 
         def replace_file(source: Any, target: Any, cut: int = cut) -> None:
@@ -237,34 +238,101 @@ def test_a_run_that_was_killed_while_its_run_file_was_rewritten_has_one(
         with pytest.raises(KeyboardInterrupt):
             headway.train(stopped, stopped, ["training.keep=4"], resume=True)
         monkeypatch.setattr(os, "replace", plain)
-        assert (stopped / "run.toml").read_text() == old
+        assert ((stopped / "run.toml").read_text() == old) == (cut < 3)
     headway.train(stopped, stopped, ["training.keep=4"], resume=True)
-    assert load_settings(stopped).training.keep == 4
-    assert [path.read_text() for path in sorted(stopped.glob("run.toml.*"))] == [old, old]
+    assert load_settings(stopped).training.keep == load_settings(stopped / ".run.toml").training.keep == 4
+    assert {path.read_text() for path in stopped.glob("run.toml.*")} == {old}
 
 
-def test_a_run_file_that_was_changed_by_hand_needs_the_flag_too(
-    run_file: Path, stopped: Path, capsys: Captured
-) -> None:
+def test_a_run_file_that_was_changed_by_hand_needs_the_flag_too(stopped: Path, capsys: Captured) -> None:
     """What stands in run.toml is what is asked for; what the run has had so far is known beside it."""
     old = (stopped / "run.toml").read_text()
-    (stopped / "run.toml").write_text(old.replace("learning_rate = 0.001", "learning_rate = 0.02"))
+    mine = old.replace("learning_rate = 0.001", "learning_rate = 0.02  # my own")
+    (stopped / "run.toml").write_text(mine)
     before = contents(stopped)
-    assert run_command(["train", str(stopped), "--resume"]) == 2
-    shown = capsys.readouterr().err
-    assert "training.learning_rate: 0.001 there, 0.02 now" in shown
-    assert f"put the old values back into {stopped / 'run.toml'}" in shown and "--accept-changes" in shown
-    assert contents(stopped) == before
+    for more in ([], ["--set", "training.batch_size=3"]):
+        assert run_command(["train", str(stopped), "--resume", *more]) == 2
+        shown = capsys.readouterr().err
+        assert "training.learning_rate: 0.001 there, 0.02 now" in shown and "--accept-changes" in shown
+        assert contents(stopped) == before
+    way = re.search(r"resume with its own \((cp .*?) && headway (.*?)\)", shown)
+    copied = stopped.with_name("copied")
+    shutil.copytree(stopped, copied)
     with pytest.raises(Interrupted):
         headway.train(stopped, stopped, resume=True, accept_changes=True, watch=StopAt(10))
     assert (stopped / "run.toml.1").read_text() == old  # the settings before, though nobody else kept them
     run = headway.train(stopped, stopped, resume=True)  # once is enough
     assert run.settings.training.learning_rate == 0.02 and not (stopped / "run.toml.2").exists()
+    assert (stopped / "run.toml").read_text() == mine  # with what else is written there
+
+    assert way is not None
+    copy, resume = (part.replace(str(stopped), str(copied)).split() for part in way.groups())
+    subprocess.run(copy, check=True)
+    assert run_command(resume) == 0
+    assert headway.load(copied).settings.training.learning_rate == 0.001 and not (copied / "run.toml.1").exists()
 
 
-def test_a_run_without_the_copy_of_its_run_file_goes_on_with_what_stands_there(stopped: Path) -> None:
+@pytest.mark.parametrize("edit", ["width = 32", "garbage = = "])
+def test_a_run_that_is_resumed_by_another_run_file_says_again_what_it_has(
+    run_file: Path, stopped: Path, capsys: Captured, edit: str
+) -> None:
+    expected = final_weights(headway.train(run_file, run_file.parent / "whole", LOGGED).path)
+    old = (stopped / "run.toml").read_text()
+    spoilt = old.replace("width = 16", edit)
+    (stopped / "run.toml").write_text(spoilt)
+    assert run_command(["evaluate", str(stopped)]) == 2
+    capsys.readouterr()
+    report = Said()
+    run = headway.train(run_file, stopped, LOGGED, resume=True, report=report)
+    assert any("says again what the run was trained with" in line for line in report.lines)
+    assert same(final_weights(run.path), expected) and run.settings.model.width == 16
+    assert (stopped / "run.toml").read_text() == old and (stopped / "run.toml.1").read_text() == spoilt
+
+
+def test_a_run_that_is_done_keeps_the_settings_that_it_had(run_file: Path, tmp_path: Path, capsys: Captured) -> None:
+    run = headway.train(run_file, tmp_path / "run")
+    file = run.path / "run.toml"
+    old = file.read_text()
+    file.write_text(old.replace("learning_rate = 0.001", "learning_rate = 0.02"))
+    assert run_command(["train", str(run.path), "--resume"]) == 2
+    assert run_command(["train", str(run.path), "--resume", "--accept-changes"]) == 0
+    assert "nothing is left to train" in capsys.readouterr().err
+    assert file.read_text() == old and "0.02" in (run.path / "run.toml.1").read_text()
+    assert run_command(["train", str(run.path), "--resume"]) == 0
+
+
+def test_a_run_file_that_is_gone_or_spoilt_can_be_had_back(stopped: Path, capsys: Captured) -> None:
+    way = f"cp {stopped / '.run.toml'} {stopped / 'run.toml'}"
+    (stopped / "run.toml").write_text("garbage = = ")
+    assert run_command(["evaluate", str(stopped)]) == 2
+    assert "not TOML" in (shown := capsys.readouterr().err) and way in shown
+    (stopped / "run.toml").unlink()
+    for command in (["evaluate", str(stopped)], ["train", str(stopped), "--resume"]):
+        assert run_command(command) == 2
+        assert way in capsys.readouterr().err
+    subprocess.run(way.split(), check=True)
+    assert run_command(["train", str(stopped), "--resume"]) == 0
+
+
+@pytest.mark.parametrize("content", [None, "= ="])
+def test_a_run_without_a_whole_copy_of_its_run_file_gets_one(stopped: Path, content: str | None) -> None:
     (stopped / ".run.toml").unlink()
+    if content is not None:
+        (stopped / ".run.toml").write_text(content)
     assert headway.train(stopped, stopped, resume=True).state.done
+    assert (stopped / ".run.toml").read_bytes() == (stopped / "run.toml").read_bytes()
+    assert not (stopped / "run.toml.1").exists()
+
+
+def test_a_corpus_that_has_moved_leaves_every_step_exact(run_file: Path, stopped: Path, capsys: Captured) -> None:
+    expected = final_weights(headway.train(run_file, run_file.parent / "whole", LOGGED).path)
+    questions = run_file.parent / "train.tsv"
+    moved = questions.rename(run_file.parent / "moved.tsv")
+    command = ["train", str(stopped), "--resume", "--set", f"task.questions={moved}"]
+    assert run_command(command) == 2
+    assert "resuming stays exact where the same stands in it" in capsys.readouterr().err
+    assert run_command([*command, "--accept-changes"]) == 0
+    assert same(final_weights(stopped), expected)
 
 
 # ---- data

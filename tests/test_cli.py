@@ -26,7 +26,7 @@ import headway
 from headway.cli import loading, run_command
 from headway.console import Terminal
 from headway.data import DATA_SETS, DataFile, DataSet
-from headway.errors import Interrupted
+from headway.errors import Interrupted, UserError
 from headway.tasks import QuestionAnswering
 from headway.text.preparation import prepare
 from headway.training.loop import Trainer
@@ -228,11 +228,42 @@ def test_a_run_goes_on_in_its_own_directory(run_file: Path, monkeypatch: pytest.
     capsys.readouterr()
     assert run_command(["train", "my run", "--resume", "--out", "other"]) == 2
     shown = capsys.readouterr().err
-    assert "--out other: there is no run in it to go on with" in shown and "cp -r 'my run' other" in shown
+    assert "--out other: there is no run in it to go on with" in shown and "cp -r 'my run'/. other" in shown
+    assert run_command(["train", "my run/run.toml", "--resume", "--out", "other"]) == 2
+    with pytest.raises(UserError, match="there is no run in it to go on with"):
+        headway.train("my run", "other", resume=True)
     assert not Path("other").exists()
     assert run_command(["train", "my run", "--resume", "--out", "my run"]) == 0
-    assert run_command(["train", "runs/nothing", "--resume"]) == 2
-    assert "runs/nothing: no such run directory, run file or recipe" in capsys.readouterr().err
+    assert headway.train("my run", resume=True).path == Path("my run")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("bithplaces/best", "did you mean 'birthplaces/best'?"),
+        ("runs/tinny", "did you mean 'runs/tiny'?"),
+        ("runs/another", "'runs/another' is neither a recipe nor a run file or directory; known: runs/tiny, "),
+        (f"{'a' * 300}/x", "is neither a recipe nor a run file"),
+        ("/nowhere/run", "'/nowhere/run' is neither"),
+        ("tinny.toml", "tinny.toml: no such run file; did you mean 'tiny.toml'?"),
+    ],
+)
+def test_a_source_that_is_not_there_gets_a_suggestion(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, source: str, words: str
+) -> None:
+    monkeypatch.chdir(run_file.parent)
+    (run_file.parent / "runs" / "tiny").mkdir(parents=True)
+    (run_file.parent / "runs" / "tiny" / "run.toml").write_text(run_file.read_text())
+    assert run_command(["train", source]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_somebody_elses_file_says_is_not_ours_to_mend(run_file: Path, tmp_path: Path) -> None:
+    def watch(record: dict[str, Any]) -> None:
+        Path("/nowhere/at/all").read_text()
+
+    with pytest.raises(FileNotFoundError):
+        headway.train(run_file, tmp_path / "run", watch=watch)
 
 
 def test_the_way_to_go_on_can_be_pasted(run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
@@ -270,6 +301,21 @@ def test_ctrl_c_waits_while_modules_are_loaded() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_modules() -> None:
+    code = (
+        "import os, signal, time\n"
+        "from headway.cli import loading\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "with loading():\n"
+        "    for _ in range(2):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        time.sleep(0.05)\n"
+        "    print('still here')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_a_stopped_run_is_scored_by_its_best_checkpoint_too(

@@ -37,7 +37,9 @@ class EntitySpansSettings(CorpusSettings):
     name: str = setting("entity_spans", "which task")
     heading: str = setting(". ", 'what ends a document\'s name, as ". " in "Name. He was born …"')
     form: str = setting("{}.", "how the name is written in front; {} is the name")
-    entities: float = setting(0.85, "share of the spans that are capitalised words or numbers", least=0.0, most=1.0)
+    entities: float = setting(
+        0.85, "share of the spans that are capitalised words, and numbers where asked for", least=0.0, most=1.0
+    )
     numbers: bool = setting(True, "are numbers asked for too, alone or in a run with capitalised words?")
     longest: int = setting(24, "most tokens of a span", least=1)
     bare: float = setting(0.1, "share of the rows without words before the span", least=0.0, most=1.0)
@@ -69,7 +71,7 @@ class EntitySpans(Retelling):
                 f"{settings.corpus}: the longest name and a span of {settings.longest} take {longest} tokens, and a "
                 f"row has {self.block}; check task.heading ({settings.heading!r}), or make the rows longer"
             )
-        asked = self.words.capitals | (self.words.numbers if settings.numbers else torch.tensor(False))
+        asked = self.words.capitals | self.words.numbers if settings.numbers else self.words.capitals
         found = [entity_runs(self.words, asked, number, settings.longest) for number in range(len(documents))]
         self.run_counts = torch.tensor([len(runs) for runs in found])
         self.runs = torch.zeros(len(found), max(1, int(self.run_counts.max())), 2, dtype=torch.long)

@@ -107,7 +107,7 @@ class Checkpoints:
         if free < needed:
             raise RunError(
                 f"{self.directory.parent}: {free / 1e6:,.1f} MB are free on its disk, and a checkpoint of this model "
-                f"takes more than {needed / 1e6:,.1f} MB; make room, or choose another directory"
+                f"takes more than {needed / 1e6:,.1f} MB; make room, or train on another disk"
             )
 
     def write(self, snapshot: Snapshot, keep: int, wanted: Callable[[], bool] = lambda: True) -> None:

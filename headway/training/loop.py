@@ -265,9 +265,10 @@ class Trainer:
 
     def run(self) -> State:
         """Train what is left of the stages."""
-        kept = 3 if {stage.settings.optimizer for stage in self.stages} == {"adamw"} else 2  # a weight's numbers
-        self.ranks.led(lambda: self.checkpoints.require_room(self.model, kept))
         left = [stage for stage in self.stages if self.is_left(stage)]
+        numbers = 3 if {stage.settings.optimizer for stage in left} == {"adamw"} else 2  # kept of each weight
+        if left:
+            self.ranks.led(lambda: self.checkpoints.require_room(self.model, numbers))
         steps = [stage.end - max(stage.begin, self.state.step) for stage in left]
         profile = Profile(self.directory, self.report, steps) if self.profile else Unprofiled()
         with interruptible() as self.stops, self.writer:
@@ -317,7 +318,7 @@ class Trainer:
                 meter.lap()
                 if not owed:
                     profile.after(step - 1)
-                better, enough = self.evaluate(stage) if scored else (False, False)
+                better, enough = self.evaluate(stage, saved) if scored else (False, False)
                 if (saved or better or enough) and not (owed and state.unscored):
                     self.catch_up(stage, plan, progress)
                     self.save(stage, plan)
@@ -592,8 +593,9 @@ class Trainer:
         largest = max(tokens // pieces_of(tokens, settings.accumulate, device) for tokens in costs.tokens.values())
         return devices.threads_that_pay(largest // self.ranks.size, self.model.settings.width)
 
-    def evaluate(self, stage: Stage) -> tuple[bool, bool]:
-        """Score the model and remember the best: (is this the best so far, is it time to stop early)."""
+    def evaluate(self, stage: Stage, saved: bool) -> tuple[bool, bool]:
+        """Score the model and remember the best: (is this the best so far, is it time to stop early). Of equals it is
+        the last that is `saved` anyway: it has learned more."""
         task, state = stage.task, self.state
         try:
             with during("evaluation"), self.stops.at_once(self.ranks.size == 1):
@@ -614,10 +616,10 @@ class Trainer:
         if value is not None and stage.final:
             best = state.best_value
             ahead = best is None or (value > best if task.higher_is_better else value < best)
-            better = math.isfinite(value) and (ahead or value == best)  # of equals, the last: it has learned more
-            if better:
+            better = math.isfinite(value) and ahead
+            if better or (value == best and saved):
                 state.best_value, state.best_step = value, state.step
-            state.since_best = 0 if better and ahead else state.since_best + 1
+            state.since_best = 0 if better else state.since_best + 1
             enough = self.is_enough(stage)
         state.done = stage.final and (enough or state.step >= stage.end)
         self.record({"stage": stage.name, "step": state.step, "evaluation": shown})  # whoever watches it may fail

@@ -215,15 +215,16 @@ def machines() -> dict[str, Machine]:
     return {name: Machine(**constants) for name, constants in json.loads(MACHINES.read_text("utf-8")).items()}
 
 
-def find_machine(name: str) -> Machine:
+def find_machine(name: str) -> tuple[str, Machine]:
+    """The machine of that name, or the only one in whose name it stands: h200 for NVIDIA H200."""
     known = machines()
-    meant = [each for each in known if name.casefold() in each.casefold()]  # h200 for NVIDIA H200
+    meant = [each for each in known if name.casefold() in each.casefold()]
     if name not in known and name and len(meant) == 1:
-        return known[meant[0]]
+        name = meant[0]
     if name not in known:
         way = "measure it with benchmarks/scaling.py"
         raise UserError(f"--machine {name}: not measured yet{nearest(name, known)}; {way}")
-    return known[name]
+    return name, known[name]
 
 
 MEMORY = ("weights", "gradient", "optimizer", "working", "activations", "all", "fits")

@@ -317,12 +317,14 @@ def test_a_failed_write_ends_the_run_at_the_next_step(
     """Not only when the next checkpoint is due, 900 steps later."""
 
     def fail(self: Checkpoints, *arguments: Any) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.directory / "step-00000100"))
 
     monkeypatch.setattr(Checkpoints, "write", fail)
     last: list[int] = []
     sets = ["pretraining.training.steps=1000", "pretraining.training.checkpoint_every=100", *OFTEN[2:]]
-    with pytest.raises(RunError, match=r"Input/output error; mend that and go on with headway train .* --resume"):
+    with pytest.raises(
+        RunError, match=r"step-00000100: Input/output error; mend that and go on with: headway train .* --resume"
+    ):
         headway.train(run_file, tmp_path / "run", sets, watch=lambda record: last.append(record["step"]))
     assert 100 <= last[-1] < 200
 

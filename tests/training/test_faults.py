@@ -395,11 +395,11 @@ def test_the_evaluation_of_a_stage_without_steps_is_its_own(
     whole = headway.train(settings, tmp_path / "whole")
     plain = Trainer.evaluate
 
-    def evaluate(self: Trainer, stage: Stage) -> tuple[bool, bool]:
+    def evaluate(self: Trainer, stage: Stage, saved: bool) -> tuple[bool, bool]:
         with monkeypatch.context() as inner:
             if stage.final:
                 inner.setattr(Layout, "evaluate", stop_in_evaluation)
-            return plain(self, stage)
+            return plain(self, stage, saved)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "evaluate", evaluate)

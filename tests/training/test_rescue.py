@@ -251,6 +251,47 @@ def test_patience_counts_on_when_a_run_is_resumed(
         assert (run.state.step, run.state.best_step, run.state.since_best) == (11, 9, 3), stop
 
 
+def test_equal_scores_write_no_checkpoints_of_their_own(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored(monkeypatch, [0.0] * 9)
+    written: list[int] = []
+    write = Checkpoints.write
+
+    def counted(self: Checkpoints, snapshot: Any, *given: Any) -> None:
+        written.append(snapshot.step)
+        write(self, snapshot, *given)
+
+    monkeypatch.setattr(Checkpoints, "write", counted)
+    run = headway.train(run_file, tmp_path / "run", [*EVERY, "training.checkpoint_every=4"])
+    assert [step for step in written if step >= 6] == [
+        6,
+        7,
+        10,
+        14,
+    ]  # a stage ends, the first score, one that is due, the end
+    assert run.step == run.state.best_step == 14
+
+
+def test_a_best_checkpoint_that_is_not_there_is_missed(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored(monkeypatch, [0.1, 0.9, 0.2, 0.3, 0.1, 0.2, 0.2, 0.2])
+    run = headway.train(run_file, tmp_path / "run", EVERY)
+    assert run.step == 8 and not run.notes
+    shutil.rmtree(run.checkpoints.path(8))
+    run = headway.load(tmp_path / "run")
+    assert run.step == 14 and "step-00000008: the best checkpoint is not there" in run.notes[0]
+
+
+def test_a_full_disk_is_no_matter_to_a_run_that_is_done(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headway.train(run_file, tmp_path / "run")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 0))  # type: ignore[attr-defined]
+    assert headway.train(run_file, tmp_path / "run", resume=True).state.done
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_score_that_is_no_number_is_never_the_best_and_the_record_stays_json(
     run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
@@ -413,7 +454,9 @@ def test_a_directory_that_is_removed_while_its_run_trains_stays_away(run_file: P
         while record["step"] == 9 and (tmp_path / "run").exists():
             shutil.rmtree(tmp_path / "run", ignore_errors=True)  # once more where a checkpoint was just being written
 
-    with pytest.raises(RunError, match=r"No such file or directory; mend that"):
+    with pytest.raises(
+        RunError, match=r"No such file or directory; .*run is gone, and what the run had learned with it"
+    ):
         headway.train(run_file, tmp_path / "run", LOGGED, watch=watch)
     assert not (tmp_path / "run").exists()
 
@@ -426,7 +469,8 @@ def test_a_model_that_is_too_large_for_memory_names_the_settings(
 
     monkeypatch.setattr(GPTSettings, "build", build)
     with pytest.raises(
-        UserError, match=r"out of memory for the weights .* lower model.width \(16\), model.layers \(2\)"
+        UserError,
+        match=r"out of memory for the weights .* lower one of model.width \(16\), model.layers \(2\), model.block",
     ):
         headway.train(run_file, tmp_path / "run")
     assert not (tmp_path / "run").exists()

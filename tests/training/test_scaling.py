@@ -387,6 +387,19 @@ def test_an_amount_of_memory_is_never_shown_as_nothing(count: float, shown: str)
     assert scaling.amount(count) == shown
 
 
+def test_a_machine_is_found_by_part_of_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = next(name for name in scaling.machines() if "H200" in name)
+    assert run_command(["scale", "shakespeare/char", "--machine", "h200", "--gpus", "1"]) == 0
+    assert f"device: {whole}, " in capsys.readouterr().out
+    assert run_command(["scale", "shakespeare/char", "--machine", "h2oo", "--gpus", "1"]) == 2
+    assert "--machine h2oo: not measured yet" in capsys.readouterr().err
+
+
+def test_a_run_of_two_stages_is_described_by_its_last(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["scale", "birthplaces/course-rope", "--gpus", "1"]) == 0
+    assert "a step of the last stage has" in capsys.readouterr().out
+
+
 def test_every_machine_says_where_it_was_measured() -> None:
     for name, machine in scaling.machines().items():
         assert "benchmarks/scaling.py" in machine.measured, name

@@ -159,22 +159,27 @@ def holds(corpus: Path, file: Path) -> bool:
 
 def consequence(change: Change, settings: RunSettings, step: int, measured: Collection[str] = ()) -> str:
     """What the change does to a run that has made `step` steps, in words. Nothing is learned from `measured` files."""
-    earlier = steps_before(settings)
+    earlier, place = steps_before(settings), change.place
     if change.harmless or step == 0:
         return ""
-    last_stage = change.place.startswith(("training.", "task", "streams")) and change.place != "training.seed"
-    if last_stage and step <= earlier:
-        return "; that stage has not begun, so resuming stays exact"
-    if change.place.startswith("pretraining.") and step > earlier:
-        return "; that stage is over, so nothing but the record changes"
-    if ", " not in change.place and change.place.rpartition(".")[2] in (*LEARNED, *MEASURED):
-        return "; resuming stays exact where the same stands in it"  # which is looked at too
-    if change.place in measured:
-        scores = (
-            "the best score and the patience so far were" if change.place.startswith("task,") else "its scores were"
-        )
-        return f"; nothing was learned from it, so every step stays exact, but {scores} measured on the old one"
-    return f"; exact resuming is impossible: the {step:,} steps so far had the old value"
+    last_stage = place.startswith(("training.", "task", "streams")) and place != "training.seed"
+    names_a_file = ", " not in place and place.rpartition(".")[2] in (*LEARNED, *MEASURED)
+    scores = "the best score and the patience so far were" if place.startswith("task,") else "its scores were"
+    meanings = (
+        (last_stage and step <= earlier, "that stage has not begun, so resuming stays exact"),
+        (place.startswith("pretraining.") and step > earlier, "that stage is over, so nothing but the record changes"),
+        (
+            place.endswith(".holdout"),
+            "what is held out now may have been learned, and scores so far were of other text",
+        ),
+        (names_a_file, "resuming stays exact where the same stands in it"),  # which is looked at too
+        (
+            place in measured,
+            f"nothing was learned from it, so every step stays exact, but {scores} measured on the old one",
+        ),
+        (True, f"exact resuming is impossible: the {step:,} steps so far had the old value"),
+    )
+    return "; " + next(words for applies, words in meanings if applies)
 
 
 def steps_before(settings: RunSettings) -> int:

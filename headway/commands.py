@@ -207,6 +207,8 @@ def tell_scores(run: Run, split: str, result: dict[str, Any], out: Path | None, 
     shown = scores(result) or [f"{result['questions']} questions without answers (one column), so no accuracy"]
     of = f" (the best checkpoint, of step {run.step:,})" if run.step != run.state.step else ""
     print(f"{run.path}{of}: {split}: {', '.join(shown)}", file=said)
+    if not math.isfinite(result.get(run.task.metric) or 0.0):
+        print(f"{run.path}: {run.task.metric} is no number: the weights are spoilt", file=sys.stderr)
     for line in details(result):
         print(f"  {line}", file=said)
     if "predictions" in result:

@@ -241,8 +241,8 @@ def find(source: str | Path) -> Path:
         raise UserError(f"{source}: a folder without a run.toml in it{way}")
     if path.suffix == ".toml":
         raise UserError(f"{source}: no such run file{nearest(path.name, beside(path, '*.toml'))}")
-    runs = [str(path.parent / name) for name in beside(path, "*/run.toml")] if len(path.parts) > 1 else []
-    near = nearest(str(source), [*runs, *recipe_names()])
+    around = [str(path.parent / name) for name in (*beside(path, "*/run.toml"), *beside(path, "*.toml"))]
+    near = nearest(str(source), [*around, *recipe_names()])
     raise UserError(f"'{source}' is neither a recipe nor a run file or directory{near}")
 
 
@@ -251,8 +251,8 @@ def read_tables(run_file: Path) -> dict[str, Any]:
         return read_toml(run_file)
     except SettingsError as error:
         command = put_back(run_file.parent) if run_file.name == "run.toml" else ""
-        way = [f"as the run last took it: {command}"] if command else []
-        raise SettingsError([*error.problems, *way], str(run_file)) from None
+        way = f"; get it back as the run last took it with {command}" if command else ""
+        raise SettingsError([f"{problem}{way}" for problem in error.problems], str(run_file)) from None
 
 
 def beside(path: Path, pattern: str) -> list[str]:

@@ -258,7 +258,7 @@ def train_in(
     data: Data = {}
     for stage in stages:  # whatever is wrong with the data or the machine shows now, before anything is written
         devices.choose_precision(device, stage.settings.precision)
-        data |= load_data(stage, report)
+        data |= load_data(stage, report, directory)
     require_alike(ranks, settings, tokenizer, data)
     other_data = ranks.led(lambda: check_data(directory, settings, data, accept_changes, back_to) if going_on else [])
     torch.manual_seed(settings.training.seed)
@@ -343,13 +343,18 @@ def require_own_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
         checkpoints.require_tokenizer(checkpoints.state(step).tokenizer, tokenizer.fingerprint())
 
 
-def load_data(stage: Stage, report: Reporter) -> Data:
-    """Read what a stage learns from, and return what was in it; what should be known of it is said."""
+def load_data(stage: Stage, report: Reporter, directory: Path) -> Data:
+    """Read what a stage learns from, and return what was in it; what should be known of it is said. What is wrong with
+    a file may be that it is another one than the run in `directory` has read."""
     place = "pretraining.task" if stage.name == "pretraining" else "task"
     data: Data = {}
     for name, task in ((place, stage.task), *((f"streams.{side.name}.task", side.task) for side in stage.sides)):
-        with digests() as data[name]:
-            task.load()
+        try:
+            with digests() as data[name]:
+                task.load()
+        except (DataError, TextError) as error:
+            changed = ", ".join(changed_since(directory, data[name]))
+            raise type(error)(f"{error}; {changed} has changed since the run read it" if changed else error) from None
         for note in task.notes:
             report.say(note)
     return data

@@ -324,10 +324,21 @@ def test_a_run_without_a_whole_copy_of_its_run_file_gets_one(stopped: Path, cont
     assert not (stopped / "run.toml.1").exists()
 
 
+def test_what_is_wrong_with_a_file_may_be_that_it_has_changed(run_file: Path, stopped: Path, capsys: Captured) -> None:
+    corpus = run_file.parent / "wiki.txt"
+    corpus.write_text(corpus.read_text() + "Zoë Ωmega. A sign that was never read .\n")
+    assert run_command(["train", str(stopped), "--resume"]) == 2
+    shown = capsys.readouterr().err
+    assert "never seen in training" in shown and f"{corpus} has changed since the run read it" in shown
+
+
 def test_a_corpus_that_has_moved_leaves_every_step_exact(run_file: Path, stopped: Path, capsys: Captured) -> None:
     expected = final_weights(headway.train(run_file, run_file.parent / "whole", LOGGED).path)
     questions = run_file.parent / "train.tsv"
     moved = questions.rename(run_file.parent / "moved.tsv")
+    shutil.copy(run_file, run_file.parent / "train.toml")
+    assert run_command(["train", str(stopped), "--resume"]) == 2
+    assert "did you mean" not in capsys.readouterr().err  # a run file holds no text
     command = ["train", str(stopped), "--resume", "--set", f"task.questions={moved}"]
     assert run_command(command) == 2
     assert "resuming stays exact where the same stands in it" in capsys.readouterr().err

@@ -245,6 +245,7 @@ def test_a_run_goes_on_in_its_own_directory(run_file: Path, monkeypatch: pytest.
         ("runs/another", "'runs/another' is neither a recipe nor a run file or directory; known: runs/tiny, "),
         (f"{'a' * 300}/x", "is neither a recipe nor a run file"),
         ("/nowhere/run", "'/nowhere/run' is neither"),
+        ("tiny.tml", "did you mean 'tiny.toml'?"),
         ("tinny.toml", "tinny.toml: no such run file; did you mean 'tiny.toml'?"),
     ],
 )
@@ -256,6 +257,15 @@ def test_a_source_that_is_not_there_gets_a_suggestion(
     (run_file.parent / "runs" / "tiny" / "run.toml").write_text(run_file.read_text())
     assert run_command(["train", source]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_score_that_is_no_number_is_told(run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    headway.train(run_file, run_file.parent / "run")
+    plain = QuestionAnswering.evaluate
+    spoilt = {"accuracy": float("nan")}
+    monkeypatch.setattr(QuestionAnswering, "evaluate", lambda *given, **more: plain(*given, **more) | spoilt)
+    assert run_command(["evaluate", str(run_file.parent / "run")]) == 0
+    assert "accuracy is no number: the weights are spoilt" in capsys.readouterr().err
 
 
 def test_what_somebody_elses_file_says_is_not_ours_to_mend(run_file: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from shlex import quote
 
 from headway.errors import DataError, SettingsError
 
@@ -132,6 +133,7 @@ def _lookalike(missing: Path) -> str:
         names = sorted(entry.name for entry in missing.parent.iterdir())
     except OSError:
         return ""
+    names = [name for name in names if Path(name).suffix != ".toml"]  # a run file holds no text
     close = difflib.get_close_matches(missing.name, names, n=1)
     return f"; did you mean '{missing.with_name(close[0])}'?" if close else ""
 
@@ -166,7 +168,8 @@ def refuse_foreign(path: str | Path, first: bytes) -> None:
         if first.startswith(mark):
             raise DataError(f"{path}: this is {name} (it begins with a {name} byte-order mark); re-save it as UTF-8")
     if first.startswith(PARQUET):
-        raise DataError(f"{path}: a Parquet file; make token shards of it with headway data prepare and train on them")
+        prepare = f"headway data prepare {quote(str(path))} --tokenizer bpe --out prepared"
+        raise DataError(f"{path}: a Parquet file; make token shards of it and train on these: {prepare}")
 
 
 def decode(raw: bytes, errors: str, notes: Counter[str], way: str) -> str:

@@ -257,7 +257,8 @@ def _table_column(path: str | Path, column: str | int | None, errors: str, say: 
         else:
             raise DataError(
                 f"{path}: which column is the text? found: {listed(names)}; "
-                f'name one (column = "title") or count from 0 in a table without a header (column = 1)'
+                f'name one, as in task.column = "{names[-1]}", or count from 0 in a table without a header '
+                "(task.column = 1)"
             )
     return [cells[0] for _, cells in _selected(path, rows, [column], say)]
 

@@ -489,7 +489,7 @@ class Trainer:
             many, way = f", {IN_A_ROW} such steps in a row", ""
         raise UserError(
             f"{what} (learning rate {rate:.2g}){many}; such a step changes no weight{before}. Lower "
-            f"{stage.place}.learning_rate or lengthen {stage.place}.warmup{way}; "
+            f"{stage.place}.learning_rate or lengthen {stage.place}.warmup (with --accept-changes, to go on){way}; "
             f"the rows of step {stage.begin + step + 1:,} are {describe_rows(plan.streams, step)}"
         )
 

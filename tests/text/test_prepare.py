@@ -708,7 +708,7 @@ BAD = {
     "half.jsonl": (b'{"text": "a"}\n\n{"text": \n', "half.jsonl:3: not JSON"),
     "key.jsonl": (b'{"text": "a"}\n' * 20 + b'{"txet": "b"}\n', "key.jsonl:21: no key 'text'; did you mean 'txet'?"),
     "number.jsonl": (b'{"text": 5}\n', "number.jsonl:1: 'text' is 5, where a string is wanted"),
-    "which.csv": (b"a,b\n1,2\n", "which.csv:1: which column is the text? found: 'a', 'b'; name one (--column title)"),
+    "which.csv": (b"a,b\n1,2\n", "which.csv:1: which column is the text? found: 'a', 'b'; name one, as in --column b"),
     "ragged.csv": (b"text,b\n" + b"1,2\n" * 30 + b"3\n", "ragged.csv:32: 1 column where 2 are wanted"),
     "quote.csv": (b'text\na\n"b\n', "quote.csv:3: a quote opened in this row is never closed"),
     "ragged.tsv": (b"\n\ntext\tb\n" + b"1\t2\n" * 30 + b"3\n", "ragged.tsv:34: 1 column where 2 are wanted"),
@@ -755,7 +755,9 @@ def test_wrong_columns_files_and_folders(capsys: pytest.CaptureFixture[str]) -> 
     assert "*.log: no file matches this pattern" in refusal(["*.log"], "x", "bytes")
     Path("void").mkdir()
     assert "void: no .txt, .jsonl, .csv, .tsv or .parquet file" in refusal(["void"], "x", "bytes")
-    assert 'documents = \'pages\': "lines" or "file" is wanted' in refusal([path], "x", "bytes", documents="pages")
+    assert '--documents (documents = \'pages\'): "lines" or "file" is wanted' in refusal(
+        [path], "x", "bytes", documents="pages"
+    )
     with pytest.raises(SettingsError, match="must be at least 1"):
         prepare([path], "x", "bytes", shard_tokens=0)
     with pytest.raises(RunError, match=r"cannot be made .*; choose another with --out"):

@@ -289,7 +289,7 @@ def test_only_column_needs_no_name():
 def test_columns_are_listed_where_none_is_the_text():
     assert refusal(read_documents, write("a.csv", "id,title\n1,T\n")) == (
         "a.csv: which column is the text? found: 'id', 'title'; "
-        'name one (column = "title") or count from 0 in a table without a header (column = 1)'
+        'name one, as in task.column = "title", or count from 0 in a table without a header (task.column = 1)'
     )
 
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
+from shlex import quote
 from typing import Any
 
 from headway.errors import DataError, SettingsError, UserError
@@ -44,7 +45,7 @@ class Reading:
     def check(self) -> None:
         problems = []
         if self.documents not in ("lines", "file"):
-            problems.append(f'documents = {self.documents!r}: "lines" or "file" is wanted')
+            problems.append(f'--documents (documents = {self.documents!r}): "lines" or "file" is wanted')
         if self.errors not in ("strict", "replace"):
             problems.append(f'errors = {self.errors!r}: "strict" or "replace" is wanted')
         if problems:
@@ -204,8 +205,8 @@ def choose_column(place: str, header: list[str], column: str | int | None) -> tu
     if column is None:
         if "text" not in names and len(names) > 1:
             raise DataError(
-                f"{place}: which column is the text? found: {readers.listed(names)}; name one (--column title), "
-                "or count from 0 in a table without a header (--column 1)"
+                f"{place}: which column is the text? found: {readers.listed(names)}; name one, as in "
+                f"--column {quote(names[-1])}, or count from 0 in a table without a header (--column 1)"
             )
         column = "text" if "text" in names else 0
     return readers.column_index(place, header, column), not readers.is_index(column)

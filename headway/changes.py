@@ -172,6 +172,7 @@ def consequence(change: Change, settings: RunSettings, step: int, measured: Coll
             place.endswith(".holdout"),
             "what is held out now may have been learned, and scores so far were of other text",
         ),
+        (place.endswith(".dev_tokens"), "every step stays exact, but scores so far were of other tokens"),
         (names_a_file, "resuming stays exact where the same stands in it"),  # which is looked at too
         (
             place in measured,

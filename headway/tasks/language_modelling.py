@@ -38,6 +38,10 @@ class LanguageModellingSettings(CorpusSettings):
         0.1, "share of the corpus held out where there is no validation file", least=0.0, below=1.0
     )
 
+    dev_tokens: int = setting(
+        1_000_000, "most tokens of what is held out that are measured, spread over it; 0: all", least=0
+    )
+
     def build(self, tokenizer: Tokenizer, block: int) -> LanguageModelling:
         return LanguageModelling(self, tokenizer, block)
 
@@ -64,6 +68,11 @@ class LanguageModelling(Task):
                 f"{self.limit} = {self.block}; give a longer text{way}"
             )
         self.examples = -(-(len(self.train) - 1) // self.block)
+        if len(self.starts(self.validation, "dev")) < len(self.starts(self.validation)):
+            self.notes.append(
+                f"of {len(self.validation):,} tokens held out, {self.settings.dev_tokens:,} are measured, spread over "
+                "them (task.dev_tokens)"
+            )
 
     def encode(self, path: str) -> Tensor | Stored:
         """The tokens of a file, or of a folder of shards, which stay on disk."""
@@ -92,7 +101,8 @@ class LanguageModelling(Task):
     def evaluate(
         self, model: CausalModel, split: str = "dev", among: Ranks = ALONE, batch_size: int = 64
     ) -> dict[str, Any]:
-        """Loss a token, perplexity, and bits a byte, over every whole window of the split, none overlapping."""
+        """Loss a token, perplexity, and bits a byte, over every whole window of the split, none overlapping; of what is
+        held out, over `dev_tokens`."""
         if split in ("train", "dev"):
             if not hasattr(self, "train"):
                 self.load()
@@ -103,8 +113,7 @@ class LanguageModelling(Task):
             tokens = self.encode(split)
         if len(tokens) < 2:  # nothing was held out: there is no score
             return {"tokens": 0}
-        starts = torch.arange(0, max(1, len(tokens) - self.block), self.block)
-        batches = Windows(self, tokens, among.share(starts.split(batch_size)))
+        batches = Windows(self, tokens, among.share(self.starts(tokens, split).split(batch_size)))
         loss, count = mean_loss(model, batches, among)
         lengths = torch.from_numpy(self.tokenizer.byte_lengths())
         size = int(among.total(torch.tensor(sum(int(lengths[batch.targets].sum()) for batch in batches))))
@@ -114,6 +123,14 @@ class LanguageModelling(Task):
             "bits_per_byte": loss * count / math.log(2) / max(1, size),
             "tokens": count,
         }
+
+    def starts(self, tokens: Tensor | Stored, split: str = "") -> Tensor:
+        """Where the windows of a split begin that are measured."""
+        starts = torch.arange(0, max(1, len(tokens) - self.block), self.block)
+        most = -(-self.settings.dev_tokens // self.block) if split == "dev" else 0
+        if not 0 < most < len(starts):
+            return starts
+        return starts[torch.arange(most) * len(starts) // most]
 
     def stream(self, model: CausalModel, prompt: str, limit: int, sampling: Sampling) -> Iterator[str]:
         """The continuation of `prompt` as pieces of text, as they are made."""

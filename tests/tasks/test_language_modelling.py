@@ -60,6 +60,24 @@ def test_an_untrained_model_is_as_good_as_chance(tmp_path: Path) -> None:
     assert result["bits_per_byte"] == pytest.approx(result["loss"] / math.log(2), rel=1e-6)  # a token is a byte
 
 
+def test_of_a_large_part_held_out_some_is_measured_all_over_it(tmp_path: Path) -> None:
+    text = "".join(chr(0x4E00 + number) for number in range(2000))
+    whole, tokenizer = make(tmp_path, text=text, holdout=0.5, dev_tokens=0)
+    some, _ = make(tmp_path, text=text, holdout=0.5, dev_tokens=160)
+    assert not whole.notes and "of 1,000 tokens held out, 160 are measured" in some.notes[0]
+    starts = some.starts(some.validation, "dev")
+    assert len(starts) == 10 and set(starts.tolist()) <= set(whole.starts(whole.validation, "dev").tolist())
+    assert int(starts[0]) == 0 and int(starts[-1]) > 850 and int(starts.diff().max() - starts.diff().min()) <= 16
+    torch.manual_seed(0)
+    model = GPTSettings(width=16, layers=1, heads=2, block=16).build(len(tokenizer)).eval()
+    assert some.evaluate(model)["tokens"] == 160
+    assert whole.evaluate(model)["tokens"] == 62 * 16
+    assert some.evaluate(model, "train") == whole.evaluate(model, "train")
+    file = tmp_path / "other.txt"
+    file.write_text(text[:900], encoding="utf-8")
+    assert some.evaluate(model, str(file)) == whole.evaluate(model, str(file))
+
+
 def test_continuing_streams_text_in_pieces(tmp_path: Path) -> None:
     task, tokenizer = make(tmp_path, BPE)
     torch.manual_seed(0)

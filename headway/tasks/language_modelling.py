@@ -39,7 +39,7 @@ class LanguageModellingSettings(CorpusSettings):
     )
 
     dev_tokens: int = setting(
-        1_000_000, "most tokens of what is held out that are measured, spread over it; 0: all", least=0
+        1_000_000, "most tokens measured of what is held out, or of validation, spread over it; 0: all", least=0
     )
 
     def build(self, tokenizer: Tokenizer, block: int) -> LanguageModelling:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from headway.models.gpt import GPT, GPTSettings
 from headway.nn import Block, Cache, Dropout, FeedForward, FirstPositions, Perceiver
+from headway.nn.norm import beside
 from headway.nn.perceiver import keep
 from headway.settings import setting
 
@@ -59,8 +60,8 @@ class Edge(nn.Module):
         self.dropout = Dropout(dropout)
 
     def add(self, x: Tensor, attended: Tensor) -> Tensor:
-        x = x + self.dropout(attended)
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        x, normed = beside(x + self.dropout(attended), self.feed_forward_norm)
+        return x + self.dropout(self.feed_forward(normed))
 
 
 class PerceiverGPT(GPT):

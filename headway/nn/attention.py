@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headway.nn import short
+from headway.nn import kernels, short
 from headway.nn.cache import LayerCache
 from headway.nn.dropout import dropout
 from headway.nn.positions import InAttention
@@ -110,12 +110,6 @@ def check_row(x: Tensor, positions: Tensor, mask: Tensor | None, width: int) -> 
 def clear(out: Tensor, mixed: Tensor, mask: Tensor | None) -> Tensor:
     """Zeros, not the output's bias, for positions that took nothing from anybody; only padding (`mask`) makes any."""
     return out if mask is None else out.masked_fill((mixed == 0).all(-1, keepdim=True), 0.0)
-
-
-def plain(linear: nn.Module) -> bool:
-    """Whether its weight and bias say all about it: nothing put in its place, nobody watching."""
-    watched = linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks
-    return type(linear) is nn.Linear and linear.bias is not None and not watched
 
 
 def check_heads(width: int, heads: int) -> None:
@@ -215,7 +209,7 @@ class SelfAttention(Attention):
     def packed(self, x: Tensor) -> Tensor | None:
         """Queries, keys and values by one product, (B, T, 3, H, K), on a GPU, which three small ones would not fill."""
         linears = (self.query, self.key, self.value)
-        if not x.is_cuda or not all(plain(each) for each in linears):
+        if not x.is_cuda or not all(kernels.plain(each) for each in linears):
             return None
         weight, bias = torch.cat([each.weight for each in linears]), torch.cat([each.bias for each in linears])
         return F.linear(x, weight, bias).unflatten(-1, (3, self.heads, -1))

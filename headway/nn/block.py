@@ -11,6 +11,7 @@ from headway.nn.attention import Attention
 from headway.nn.cache import LayerCache
 from headway.nn.dropout import Dropout
 from headway.nn.gelu import GELU
+from headway.nn.norm import beside
 
 
 class FeedForward(nn.Module):
@@ -23,6 +24,8 @@ class FeedForward(nn.Module):
         self.output = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.activation, GELU):
+            return self.output(self.activation.of(self.inner, x))
         return self.output(self.activation(self.inner(x)))
 
 
@@ -38,8 +41,10 @@ class Block(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, positions: Tensor, cache: LayerCache | None = None) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x), positions, cache))
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))  # (B, T, D)
+        x, normed = beside(x, self.attention_norm)
+        x = x + self.dropout(self.attention(normed, positions, cache))
+        x, normed = beside(x, self.feed_forward_norm)
+        return x + self.dropout(self.feed_forward(normed))  # (B, T, D)
 
     def empty_cache(self, rows: int, length: int) -> LayerCache:
         return self.attention.empty_cache(rows, length)

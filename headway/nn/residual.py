@@ -16,6 +16,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from headway.nn.dropout import Dropout
+from headway.nn.norm import beside
 
 Part = Callable[[Tensor], Tensor]
 
@@ -40,7 +41,8 @@ class PreNorm(PostNorm):
     """x + Dropout(part(Norm(x)))."""
 
     def forward(self, x: Tensor, part: Part) -> Tensor:
-        return x + self.dropout(part(self.enter(x)))  # (B, T, D)
+        x, normed = beside(x, self.norm)
+        return x + self.dropout(part(normed))  # (B, T, D)
 
     def enter(self, x: Tensor) -> Tensor:
         return self.norm(x)

@@ -12,38 +12,27 @@ Shapes: B rows, T tokens, H heads, K head width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from headway.nn import kernels
+
 LONGEST = 128  # tokens whose scores fit the registers
 WIDEST = 64  # numbers a head whose sums fit beside them
-WITH_TRITON = find_spec("triton") is not None
-broken = False  # whether the kernels turned out not to work here
+KERNEL = "attention over short rows"
 
 
 def fits(packed: Tensor) -> bool:
     """Whether `short_attention` can take these queries, keys and values (B, T, 3, H, K)."""
-    half = packed.dtype in (torch.bfloat16, torch.float16)
-    usable = WITH_TRITON and not broken
-    return usable and packed.is_cuda and half and packed.shape[1] <= LONGEST and packed.shape[-1] <= WIDEST
+    return kernels.usable(KERNEL, packed) and packed.shape[1] <= LONGEST and packed.shape[-1] <= WIDEST
 
 
-def try_out(device: torch.device, say: Callable[[str], None]) -> None:
-    """See whether the kernels work on this GPU; where they do not, the general ones are used from then on."""
-    global broken  # noqa: PLW0603 - a fact about the machine
-    if not WITH_TRITON or broken:
-        return
-    try:
-        packed = torch.zeros(1, 2, 3, 1, 16, dtype=torch.float16, device=device, requires_grad=True)
-        short_attention(packed, 0.1).sum().backward()
-        torch.cuda.synchronize(device)
-    except Exception as error:  # whatever Triton or its compiler says
-        broken = True
-        say(f"attention over short rows is computed by the general kernel: {str(error).splitlines()[0][:150]}")
+def trial(device: torch.device) -> None:
+    """A small case of the kernels, to see whether they work."""
+    packed = torch.zeros(1, 2, 3, 1, 16, dtype=torch.float16, device=device, requires_grad=True)
+    short_attention(packed, 0.1).sum().backward()
 
 
 def short_attention(packed: Tensor, dropout: float = 0.0, scale: float | None = None) -> Tensor:
@@ -58,7 +47,7 @@ def short_attention(packed: Tensor, dropout: float = 0.0, scale: float | None = 
 
 @torch.library.custom_op("headway::short_attention", mutates_args=())
 def attend(packed: Tensor, seeds: Tensor, scale: float, dropout: float) -> Tensor:
-    from headway.nn.short_kernels import short_attention_forward
+    from headway.nn.kernels.attention import short_attention_forward
 
     rows, count, _, heads, width = packed.shape
     out = packed.new_empty(rows, count, heads, width)
@@ -68,7 +57,7 @@ def attend(packed: Tensor, seeds: Tensor, scale: float, dropout: float) -> Tenso
 
 @torch.library.custom_op("headway::short_attention_backward", mutates_args=())
 def attend_backward(packed: Tensor, gradient: Tensor, seeds: Tensor, scale: float, dropout: float) -> Tensor:
-    from headway.nn.short_kernels import short_attention_backward
+    from headway.nn.kernels.attention import short_attention_backward
 
     rows, count, _, heads, _ = packed.shape
     out = torch.empty_like(packed)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 
 from headway.models import Model
-from headway.nn import short
+from headway.nn import gelu, kernels, norm, short
 from headway.training.captured import CannotCapture, Captured
 from headway.training.engine import Block, Engine, Outcome, Plain
 from headway.training.feed import choose_place
@@ -77,7 +78,8 @@ def build(
         return Plain(model, streams, optimizer, seed, precision, settings.clip, settings.accumulate)
 
     if device.type == "cuda":
-        short.try_out(device, say)
+        for part in (short, gelu, norm):
+            kernels.try_out(part.KERNEL, partial(part.trial, device), say)
     choices: list[tuple[str, Callable[[], Engine]]] = [
         ("compiled and captured", lambda: captured(True)),
         ("captured without compiling", lambda: captured(False)),

@@ -10,19 +10,20 @@ from torch import Tensor
 
 from headway.nn import SelfAttention, make_position
 from headway.nn.dropout import hashed_bits
-from headway.nn.short import LONGEST, WITH_TRITON, attend, fits, power_of_two, short_attention
+from headway.nn.kernels import WITH_TRITON
+from headway.nn.short import LONGEST, attend, fits, power_of_two, short_attention
 
 on_gpu = pytest.mark.skipif(not (torch.cuda.is_available() and WITH_TRITON), reason="needs a CUDA GPU and Triton")
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 def pair_bits(programs: int, count: int, seeds: Tensor) -> Tensor:
-    """The bits by which dropout decides over the weights of every head of every row, (B·H, T, T), as int32."""
+    """The bits by which dropout decides over the weights of every head of every row, (B·H, T, T), up to 2³²."""
     block = 2 * power_of_two((count + 1) // 2)
     rows = hashed_bits(torch.Size([programs, block]), seeds)[:, :count, None]
-    columns = hashed_bits(torch.Size([block]), seeds.flip(0))[:count]
-    x = (rows ^ columns) * 0x7FEB352D
-    return (x ^ (x >> 15 & 0x1FFFF)) * -0x7B935975
+    columns = hashed_bits(torch.Size([block // 2]), seeds.flip(0)) | 1
+    columns = torch.cat([columns, columns * (0x9E3779B1 - 2**32)])[:count]
+    return (rows * columns).long() % 2**32
 
 
 def reference(packed: Tensor, seeds: Tensor, scale: float, dropout: float) -> Tensor:
@@ -31,7 +32,7 @@ def reference(packed: Tensor, seeds: Tensor, scale: float, dropout: float) -> Te
     later = ~torch.ones(count, count, dtype=torch.bool, device=packed.device).tril()
     weights = (q @ k.mT * scale).masked_fill(later, -math.inf).softmax(-1)
     bits = pair_bits(rows * heads, count, seeds).view(rows, heads, count, count)
-    kept = bits.long() % 2**32 >= round(dropout * 2**32)
+    kept = bits >= round(dropout * 2**32)
     return torch.where(kept, weights / (1 - dropout), 0.0).matmul(v).transpose(1, 2)
 
 
@@ -93,7 +94,7 @@ def test_what_does_not_fit_is_known_without_a_gpu() -> None:
 
 def test_pairs_are_dropped_independently() -> None:
     """Decisions of neighbouring weights, rows and heads agree as often as chance has it, and no share is off."""
-    dropped = pair_bits(200, 64, torch.tensor([11, -5], dtype=torch.int32)).long() % 2**32 < round(0.3 * 2**32)
+    dropped = pair_bits(200, 64, torch.tensor([11, -5], dtype=torch.int32)) < round(0.3 * 2**32)
     share = dropped.double()
     spread = 5 * math.sqrt(0.3 * 0.7)
     assert abs(float(share.mean()) - 0.3) < spread / math.sqrt(share.numel())
@@ -103,3 +104,7 @@ def test_pairs_are_dropped_independently() -> None:
     for shifts in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (3, 0, 0), (0, 8, 0), (0, 0, 16)):
         both = (share * share.roll(shifts, (0, 1, 2))).mean()
         assert abs(float(both) - 0.09) < spread / math.sqrt(share.numel())
+    apart = (share - 0.3) / math.sqrt(0.3 * 0.7)
+    for down, right in ((1, 1), (8, 16), (3, 5)):  # the corners of a rectangle: two rows' bits with two columns'
+        corners = apart * apart.roll(down, 1) * apart.roll(right, 2) * apart.roll((down, right), (1, 2))
+        assert abs(float(corners.mean())) < 5 / math.sqrt(share.numel())

@@ -1,4 +1,4 @@
-"""The two kernels of `headway.nn.short`, in Triton. One program takes one head of one row.
+"""The kernels of `headway.nn.short`, in Triton: attention over short rows. One program takes one head of one row.
 
 Queries and keys come in two halves. The earlier queries see no later key, so three of the four products are needed, and
 two programs fit a processor: one computes while the other loads. E is the exponential of a score less its row's
@@ -27,13 +27,12 @@ def hashed(number, first, second):
 
 
 @triton.jit
-def drop(values, bits, THRESHOLD: tl.constexpr):
-    """The values of pairs that dropout keeps, 0 for the others; `bits` are those of the rows and of the columns."""
+def drop(values, rows, columns, THRESHOLD: tl.constexpr):
+    """The values of pairs that dropout keeps, 0 for the others. A pair's bits are the product of its row's and its
+    column's, of which the upper ones depend on all of both."""
     if THRESHOLD == 0:
         return values
-    rows, columns = bits
-    x = (rows ^ columns) * 0x7FEB352D
-    return tl.where((x ^ (x >> 15)) * 0x846CA68B >= THRESHOLD, values, 0.0)
+    return tl.where(rows * columns >= THRESHOLD, values, 0.0)
 
 
 @triton.jit
@@ -63,7 +62,8 @@ def short_attention_forward(
     first, second = tl.load(seeds), tl.load(seeds + 1)
     rows_0 = hashed(program * (2 * HALF) + t, first, second)
     rows_1 = hashed(program * (2 * HALF) + HALF + t, first, second)
-    columns_0, columns_1 = hashed(s, second, first), hashed(s + HALF, second, first)
+    columns_0 = hashed(s, second, first) | 1  # odd, so that a product with it keeps all bits
+    columns_1 = columns_0 * 0x9E3779B1
     source = packed + (row * T * 3 * H + head) * K + t * (3 * H * K) + d
     target = out + (row * T * H + head) * K + t * (H * K) + d
     power = scale * 1.4426950408889634  # e to a score is 2 to this much of it
@@ -74,7 +74,7 @@ def short_attention_forward(
     e = tl.where(t >= s, product(q, k_0), float("-inf"))
     e = tl.exp2((e - tl.max(e, 1)[:, None]) * power)
     share = 1.0 / tl.sum(e, 1)[:, None]
-    mixed = tl.dot(drop(e, (rows_0, columns_0), THRESHOLD).to(v_0.dtype), v_0)
+    mixed = tl.dot(drop(e, rows_0, columns_0, THRESHOLD).to(v_0.dtype), v_0)
     tl.store(target, (mixed * (share / keep)).to(v_0.dtype), here)
 
     step = HALF * 3 * H * K
@@ -85,8 +85,8 @@ def short_attention_forward(
     most = tl.maximum(tl.max(e_0, 1), tl.max(e_1, 1))[:, None]
     e_0, e_1 = tl.exp2((e_0 - most) * power), tl.exp2((e_1 - most) * power)
     share = 1.0 / (tl.sum(e_0, 1) + tl.sum(e_1, 1))[:, None]
-    mixed = tl.dot(drop(e_0, (rows_1, columns_0), THRESHOLD).to(v_0.dtype), v_0)
-    mixed = tl.dot(drop(e_1, (rows_1, columns_1), THRESHOLD).to(v_1.dtype), v_1, mixed)
+    mixed = tl.dot(drop(e_0, rows_1, columns_0, THRESHOLD).to(v_0.dtype), v_0)
+    mixed = tl.dot(drop(e_1, rows_1, columns_1, THRESHOLD).to(v_1.dtype), v_1, mixed)
     tl.store(target + HALF * H * K, (mixed * (share / keep)).to(v_0.dtype), later)
 
 
@@ -109,9 +109,9 @@ def short_attention_backward(  # noqa: PLR0915 - one pass from top to bottom
 
         ∂V = (P ∘ D)ᵀ G    ∂P = D ∘ (G Vᵀ)    ∂S = P ∘ (∂P − sum(P ∘ ∂P))    ∂Q = ∂S K · scale    ∂K = ∂Sᵀ Q · scale
 
-    and with N, the rows of G times their divisors:
+    and with N, the rows of G times their divisors, so that E stands for P:
 
-        ∂V = drop(E)ᵀ N    R = drop(N Vᵀ)    ∂S = E ∘ (R − sum(E ∘ R) ÷ sum(E))
+        ∂V = drop(E)ᵀ N    R = drop(E) ∘ (N Vᵀ)    ∂S = R − E · (sum(R) ÷ sum(E))
     """
     program = tl.program_id(0)
     row, head = (program // H).to(tl.int64), program % H
@@ -120,7 +120,8 @@ def short_attention_backward(  # noqa: PLR0915 - one pass from top to bottom
     first, second = tl.load(seeds), tl.load(seeds + 1)
     rows_0 = hashed(program * (2 * HALF) + t, first, second)
     rows_1 = hashed(program * (2 * HALF) + HALF + t, first, second)
-    columns_0, columns_1 = hashed(s, second, first), hashed(s + HALF, second, first)
+    columns_0 = hashed(s, second, first) | 1  # odd, so that a product with it keeps all bits
+    columns_1 = columns_0 * 0x9E3779B1
     place = (row * T * 3 * H + head) * K + t * (3 * H * K) + d
     source, target = packed + place, out + place
     arriving = gradient + (row * T * H + head) * K + t * (H * K) + d
@@ -139,17 +140,19 @@ def short_attention_backward(  # noqa: PLR0915 - one pass from top to bottom
     e_0, e_1 = tl.exp2((e_0 - most) * power), tl.exp2((e_1 - most) * power)
     share = 1.0 / (tl.sum(e_0, 1) + tl.sum(e_1, 1))[:, None]
     n = (g * (share / keep)).to(q.dtype)
-    of_v = tl.dot(tl.trans(drop(e_1, (rows_1, columns_1), THRESHOLD).to(q.dtype)), n)
+    d_1 = drop(e_1, rows_1, columns_1, THRESHOLD)
+    of_v = tl.dot(tl.trans(d_1.to(q.dtype)), n)
     tl.store(target + step + 2 * H * K, of_v.to(q.dtype), later)
-    of_v = tl.dot(tl.trans(drop(e_0, (rows_1, columns_0), THRESHOLD).to(q.dtype)), n)
-    r_0 = drop(product(n, v_0), (rows_1, columns_0), THRESHOLD)
-    r_1 = drop(product(n, v_1), (rows_1, columns_1), THRESHOLD)
-    mean = (tl.sum(e_0 * r_0, 1) + tl.sum(e_1 * r_1, 1))[:, None] * share
-    of_s = (e_1 * (r_1 - mean)).to(q.dtype)
+    r_1 = d_1 * product(n, v_1)
+    d_0 = drop(e_0, rows_1, columns_0, THRESHOLD)
+    of_v = tl.dot(tl.trans(d_0.to(q.dtype)), n)
+    r_0 = d_0 * product(n, v_0)
+    mean = (tl.sum(r_0, 1) + tl.sum(r_1, 1))[:, None] * share
+    of_s = (r_1 - e_1 * mean).to(q.dtype)
     of_k = tl.dot(tl.trans(of_s), q)
     tl.store(target + step + H * K, (of_k * scale).to(q.dtype), later)
     of_q = tl.dot(of_s, k_1)
-    of_s = (e_0 * (r_0 - mean)).to(q.dtype)
+    of_s = (r_0 - e_0 * mean).to(q.dtype)
     of_q = tl.dot(of_s, k_0, of_q)
     tl.store(target + step, (of_q * scale).to(q.dtype), later)
     of_k = tl.dot(tl.trans(of_s), q)
@@ -161,10 +164,11 @@ def short_attention_backward(  # noqa: PLR0915 - one pass from top to bottom
     e_0 = tl.exp2((e_0 - tl.max(e_0, 1)[:, None]) * power)
     share = 1.0 / tl.sum(e_0, 1)[:, None]
     n = (g * (share / keep)).to(q.dtype)
-    of_v = tl.dot(tl.trans(drop(e_0, (rows_0, columns_0), THRESHOLD).to(q.dtype)), n, of_v)
+    d_0 = drop(e_0, rows_0, columns_0, THRESHOLD)
+    of_v = tl.dot(tl.trans(d_0.to(q.dtype)), n, of_v)
     tl.store(target + 2 * H * K, of_v.to(q.dtype), here)
-    r_0 = drop(product(n, v_0), (rows_0, columns_0), THRESHOLD)
-    of_s = (e_0 * (r_0 - tl.sum(e_0 * r_0, 1)[:, None] * share)).to(q.dtype)
+    r_0 = d_0 * product(n, v_0)
+    of_s = (r_0 - e_0 * (tl.sum(r_0, 1)[:, None] * share)).to(q.dtype)
     tl.store(target, (tl.dot(of_s, k_0) * scale).to(q.dtype), here)
     of_k = tl.dot(tl.trans(of_s), q, of_k)
     tl.store(target + H * K, (of_k * scale).to(q.dtype), here)

@@ -27,6 +27,11 @@ torch.set_num_threads(1)  # the models here are tiny: threads that wait for one 
 os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background is started without it
 TOWNS = ("Oslo", "Rome", "Lima", "Kyiv")
+LONG = ("test_distributed.py",)  # begun first, so that processes that share the tests end together
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 @pytest.fixture

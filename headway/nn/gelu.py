@@ -142,6 +142,6 @@ class GELU(nn.Module):
 
     def of(self, linear: nn.Linear, x: Tensor) -> Tensor:
         """GELU(W x + b)."""
-        if by_tail(x) and kernels.usable(KERNEL, x) and kernels.plain(linear):
+        if by_tail(x) and kernels.usable(KERNEL, x) and kernels.plain(linear) and not kernels.watched(self):
             return WithBias.apply(F.linear(x, linear.weight), linear.bias)
         return self(linear(x))

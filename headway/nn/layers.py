@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.errors import nearest
+from headway.nn import kernels
 from headway.nn.attention import Attention, causal_mask
 from headway.nn.dropout import Dropout
 from headway.nn.multihead import MultiheadAttention, Packing, in_attention, read_mask
@@ -287,12 +288,7 @@ def own_parts(layer: nn.Module) -> bool:
 
 def as_built(layer: nn.Module) -> bool:
     """Is it made of its own parts, and nobody watches what passes between them? Then it may be computed otherwise."""
-    return own_parts(layer) and not (any(GLOBAL_HOOKS) or any(watched(module) for module in layer.modules()))
-
-
-def watched(module: nn.Module) -> bool:
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks)
+    return own_parts(layer) and not (any(GLOBAL_HOOKS) or any(kernels.watched(module) for module in layer.modules()))
 
 
 def in_memory_at_hand(layer: TransformerEncoderLayer | TransformerDecoderLayer) -> tuple[Callable, Function]:

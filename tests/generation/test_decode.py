@@ -50,7 +50,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(prompts=long_prompts, limit=st.integers(1, 40), seed=st.integers(0, 20))
 def test_cached_batch_equals_full_pass_one_at_a_time(name, prompts, limit, seed) -> None:
     """Prompts of unequal length, past the end of the context too (block 24)."""
@@ -153,10 +153,10 @@ def test_the_alternative_that_begins_like_the_greedy_answer_is_the_greedy_answer
 
 def test_a_long_prompt_that_stops_early_does_not_outgrow_the_context() -> None:
     """A row that has stopped stays in the batch until enough others have; its neighbours go on past the block."""
-    for seed in range(60):
-        model = tiny_gpt(seed=seed)
+    for seed in range(10):
+        model = tiny_gpt(**MODELS["short-synthesizer"], seed=seed)  # which has no place behind its context
         generator = torch.Generator().manual_seed(seed)
-        prompts = [torch.randint(1, 19, (n,), generator=generator).tolist() for n in (22, 2, 2, 2, 2, 2, 2, 2)]
+        prompts = [torch.randint(1, 19, (n,), generator=generator).tolist() for n in (16, 2, 2, 2, 2, 2, 2, 2)]
         assert len(generate(model, prompts, 60, [2, 3])) == 8
 
 

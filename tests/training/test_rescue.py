@@ -24,8 +24,8 @@ from headway.training import checkpoint
 from headway.training.checkpoint import Checkpoints, Snapshot, Writer
 from headway.training.engine import Outcome, Plain
 from headway.training.loop import Trainer
+from tests.training.faults import LOGGED
 from tests.training.test_checkpoint import Said
-from tests.training.test_faults import LOGGED
 from tests.training.test_resume import StopAt, final_weights, same
 
 RARELY = [*LOGGED, "pretraining.training.checkpoint_every=0", "training.checkpoint_every=0"]

@@ -27,8 +27,12 @@ def usable(name: str, x: Tensor) -> bool:
 
 def plain(module: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
     """Whether its weight and bias say all about it: nothing put in its place, nobody watching."""
-    watched = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-    return type(module) is kind and module.bias is not None and not watched
+    return type(module) is kind and module.bias is not None and not watched(module)
+
+
+def watched(module: nn.Module) -> bool:
+    """Whether somebody wants to see what goes into it, out of it or back through it."""
+    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
 def try_out(name: str, trial: Callable[[], object], say: Callable[[str], None]) -> None:

@@ -39,7 +39,7 @@ KINDS = {  # of kernels, by their names; the first that fits
     "optimizer": r"adam|lerp|(multi_tensor|foreach)(?!.*copyfunctor)",
     "matrix products": r"gemm|gemv|cublas|cutlass|nvjet|xmma|wgmma|matmul|split_?k|triton\w*_b?mm",
     "copies": r"memcpy|memset|cat(array|batched)|^(?!triton).*copy|triton_poi_fused__to_copy(_(cat|slice|t|view))*_\d",
-    "norms and pointwise": r"triton|norm|elementwise|reduce|softmax|pointwise|fill|embedding|index|gather|scatter",
+    "norms and pointwise": r"triton|norm|gelu|elementwise|reduce|softmax|pointwise|fill|embedding|index|gather|scatter",
 }
 
 

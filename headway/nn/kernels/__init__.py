@@ -44,4 +44,5 @@ def try_out(name: str, trial: Callable[[], object], say: Callable[[str], None]) 
         torch.cuda.synchronize()
     except Exception as error:  # whatever Triton or its compiler says
         broken.add(name)
-        say(f"{name}: computed by torch's kernels, as ours do not work here: {str(error).splitlines()[0][:150]}")
+        words = (str(error).splitlines() or [type(error).__name__])[0]
+        say(f"{name}: computed by torch's kernels, as ours do not work here: {words[:150]}")

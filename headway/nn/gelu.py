@@ -10,7 +10,7 @@ move the numbers. In code compiled for a GPU, where activations have 16 bits, th
 
 whose polynomial is the one of its degree that is nearest to log₂ Q everywhere: Q is off by less than 3·10⁻⁵ of itself,
 where rounding to bfloat16 costs 4·10⁻³ and to float16 5·10⁻⁴ at the worst. Beyond 5.5, |x|·Q(|x|) is less than 10⁻⁶ and
-stays what it is there.
+stays what it is there: GELU(−∞) is nearly 0, as its limit is 0, where torch's is no number; ∞ and NaN stay themselves.
 
 The bias of the product before it is added inside, GELU(W x + b), so that one kernel of ours writes the gradient of W x
 and sums it up to that of b (`headway.nn.kernels`); the compiler would read it a second time for the sum.
@@ -44,7 +44,7 @@ def gelu(x: Tensor) -> Tensor:
 
 def by_tail(x: Tensor) -> bool:
     """Whether GELU of these numbers is computed by its tail: compiled for a GPU, in 16 bits."""
-    return torch.compiler.is_compiling() and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
+    return torch.compiler.is_compiling() and kernels.halves_on_gpu(x)
 
 
 def tail(u: Tensor) -> Tensor:
@@ -103,11 +103,11 @@ def gradients(gradient: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor
     """The gradient of x (…, D) in GELU(x + b), and the sums for the bias in parts, (P, D)."""
     from headway.nn.kernels.gelu import gelu_gradients
 
-    gradient, x = gradient.contiguous(), x.contiguous()
+    gradient, x, bias = gradient.contiguous(), x.contiguous(), bias.contiguous()
     out, sums = room(gradient, x, bias)
     width = x.shape[-1]
-    columns = min(128, max(16, 1 << (width - 1).bit_length()))
-    grid = (math.ceil(width / columns), len(sums))
+    columns = min(128, kernels.power_of_two(width, least=16))
+    grid = (math.ceil(width / columns) * len(sums),)
     gelu_gradients[grid](gradient, x, bias, out, sums, x.numel() // width, width, ROWS=ROWS, R=8, C=columns)
     return out, sums
 
@@ -124,7 +124,7 @@ def in_words(gradient: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]
     """The same, as the equation has it."""
     out, sums = room(gradient, x, bias)
     exact = gradient.float() * slope(x.float() + bias.float())
-    sums.zero_()[0] = exact.flatten(0, -2).sum(0)
+    sums.zero_()[:1] = exact.reshape(-1, x.shape[-1]).sum(0)
     return out.copy_(exact), sums
 
 
@@ -142,6 +142,7 @@ class GELU(nn.Module):
 
     def of(self, linear: nn.Linear, x: Tensor) -> Tensor:
         """GELU(W x + b)."""
-        if by_tail(x) and kernels.usable(KERNEL, x) and kernels.plain(linear) and not kernels.watched(self):
+        plain = type(self) is GELU and not kernels.watched(self) and kernels.plain(linear)
+        if plain and by_tail(x) and kernels.usable(KERNEL, x):
             return WithBias.apply(F.linear(x, linear.weight), linear.bias)
         return self(linear(x))

@@ -21,11 +21,12 @@ from headway.nn import kernels
 
 KERNEL = "gradients of norms"
 PARTS = 2048  # that the sums over all tokens are taken in, at most
+ROWS = 2  # tokens that a program of the kernel takes at once
 WIDEST = 4096  # numbers a token that the registers of one program hold
 
 
 def beside(x: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """x as it is, and Norm(x)."""
+    """x as it is, and Norm(x). Go on with the x that is returned, and do not change it in place."""
     if torch.compiler.is_compiling() and kernels.usable(KERNEL, x) and fits(norm):
         return Beside.apply(x, norm.weight, norm.bias, norm.eps)
     return x, norm(x)
@@ -64,7 +65,7 @@ def gradients(
     gradient, residual, x, weight = (each.contiguous() for each in (gradient, residual, x, weight))
     out, sums = room(gradient, residual, x, weight, mean, rstd)
     width = x.shape[-1]
-    padded = 1 << (width - 1).bit_length()
+    padded = kernels.power_of_two(width)
     norm_gradients[(len(sums),)](
         gradient,
         residual,
@@ -76,7 +77,7 @@ def gradients(
         sums,
         x.numel() // width,
         width,
-        R=2,
+        R=ROWS,
         WIDTH=padded,
         num_warps=max(1, padded // 256),
     )
@@ -88,7 +89,8 @@ def room(
     gradient: Tensor, residual: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
-    sums = x.new_empty(min(PARTS, x.numel() // width), 2, width, dtype=torch.float32)
+    parts = min(PARTS, (x.numel() // width + ROWS - 1) // ROWS)
+    sums = x.new_empty(parts, 2, width, dtype=torch.float32)
     return torch.empty_like(x, memory_format=torch.contiguous_format), sums
 
 
@@ -100,7 +102,7 @@ def in_words(
     out, sums = room(gradient, residual, x, weight, mean, rstd)
     n = (x.float() - mean) * rstd
     g = gradient.float()
-    sums.zero_()[0] = torch.stack([g * n, g]).flatten(1, -2).sum(1)
+    sums.zero_()[:1] = torch.stack([g * n, g]).reshape(2, -1, x.shape[-1]).sum(1)
     g = g * weight.float()
     along = rstd * (g - g.mean(-1, keepdim=True) - n * (g * n).mean(-1, keepdim=True))
     return out.copy_(residual.float() + along), sums

@@ -41,8 +41,8 @@ class PreNorm(PostNorm):
     """x + Dropout(part(Norm(x)))."""
 
     def forward(self, x: Tensor, part: Part) -> Tensor:
-        x, normed = beside(x, self.norm)
-        return x + self.dropout(part(normed))  # (B, T, D)
+        x, entering = beside(x, self.norm)
+        return x + self.dropout(part(entering))  # (B, T, D)
 
     def enter(self, x: Tensor) -> Tensor:
         return self.norm(x)

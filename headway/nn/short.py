@@ -21,6 +21,7 @@ from headway.nn import kernels
 
 LONGEST = 128  # tokens whose scores fit the registers
 WIDEST = 64  # numbers a head whose sums fit beside them
+LEAST = 16  # numbers on a side that a matrix product of the GPU can take
 KERNEL = "attention over short rows"
 
 
@@ -74,15 +75,10 @@ def shape(packed: Tensor, dropout: float) -> dict[str, Any]:
     return {
         "H": heads,
         "K": width,
-        "HALF": power_of_two((count + 1) // 2),
-        "WIDTH": power_of_two(width),
+        "HALF": kernels.power_of_two((count + 1) // 2, LEAST),
+        "WIDTH": kernels.power_of_two(width, LEAST),
         "THRESHOLD": round(dropout * 2**32),
     }
-
-
-def power_of_two(count: int) -> int:
-    """The least one that holds `count`, and that a matrix product of the GPU can take."""
-    return max(16, 1 << (count - 1).bit_length())
 
 
 @attend.register_fake

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -79,7 +78,7 @@ def build(
 
     if device.type == "cuda":
         for part in (short, gelu, norm):
-            kernels.try_out(part.KERNEL, partial(part.trial, device), say)
+            kernels.try_out(part.KERNEL, part.trial, device, say)
     choices: list[tuple[str, Callable[[], Engine]]] = [
         ("compiled and captured", lambda: captured(True)),
         ("captured without compiling", lambda: captured(False)),

@@ -9,10 +9,7 @@ from torch import Tensor, nn
 
 from headway.nn import FeedForward
 from headway.nn.gelu import FAR, GELU, ROWS, ByTail, WithBias, gelu, gradients, in_words, slope, tail, value
-from headway.nn.kernels import WITH_TRITON
-
-on_gpu = pytest.mark.skipif(not (torch.cuda.is_available() and WITH_TRITON), reason="needs a CUDA GPU and Triton")
-HALVES = [torch.bfloat16, torch.float16]
+from tests.nn.gpu import HALVES, on_gpu
 
 
 def values_and_gradients(function, *given: Tensor) -> list[Tensor]:
@@ -39,6 +36,7 @@ def test_value_and_slope_are_gelus_everywhere() -> None:
     assert ((value(x) - F.gelu(x)).abs() <= 3e-5 * F.gelu(x).abs() + 2e-7).all()
     assert ((slope(x) - exact.grad).abs() <= 2e-5).all()
     assert value(torch.tensor(torch.inf)) == torch.inf and slope(torch.tensor(torch.inf)).isfinite()
+    assert abs(float(value(torch.tensor(-torch.inf)))) < 2e-7 and abs(float(slope(torch.tensor(-torch.inf)))) < 1e-6
     assert value(torch.tensor(torch.nan)).isnan() and slope(torch.tensor(torch.nan)).isnan()
 
 

@@ -7,11 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from headway.nn import Block, FeedForward, SelfAttention
-from headway.nn.kernels import WITH_TRITON
 from headway.nn.norm import PARTS, Beside, beside, fits, gradients, in_words
-
-on_gpu = pytest.mark.skipif(not (torch.cuda.is_available() and WITH_TRITON), reason="needs a CUDA GPU and Triton")
-HALVES = [torch.bfloat16, torch.float16]
+from tests.nn.gpu import HALVES, on_gpu
 
 
 def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from headway.nn import SelfAttention, make_position
 from headway.nn.dropout import hashed_bits
-from headway.nn.kernels import WITH_TRITON
-from headway.nn.short import LONGEST, attend, fits, power_of_two, short_attention
+from headway.nn.kernels import power_of_two
+from headway.nn.short import LEAST, LONGEST, attend, fits, short_attention
+from tests.nn.gpu import on_gpu
 
-on_gpu = pytest.mark.skipif(not (torch.cuda.is_available() and WITH_TRITON), reason="needs a CUDA GPU and Triton")
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 def pair_bits(programs: int, count: int, seeds: Tensor) -> Tensor:
     """The bits by which dropout decides over the weights of every head of every row, (B·H, T, T), up to 2³²."""
-    block = 2 * power_of_two((count + 1) // 2)
+    block = 2 * power_of_two((count + 1) // 2, LEAST)
     rows = hashed_bits(torch.Size([programs, block]), seeds)[:, :count, None]
     columns = hashed_bits(torch.Size([block // 2]), seeds.flip(0)) | 1
     columns = torch.cat([columns, columns * (0x9E3779B1 - 2**32)])[:count]
@@ -101,10 +101,11 @@ def test_pairs_are_dropped_independently() -> None:
     for axis in (0, 1, 2):  # of every head, query and key
         means = share.mean([other for other in range(3) if other != axis])
         assert float((means - 0.3).abs().max()) < spread / math.sqrt(share.numel() / len(means))
-    for shifts in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (3, 0, 0), (0, 8, 0), (0, 0, 16)):
+    halves = (0, 0, 32)  # of a row, whose columns' bits are made of one another
+    for shifts in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (3, 0, 0), (0, 8, 0), (0, 0, 16), halves):
         both = (share * share.roll(shifts, (0, 1, 2))).mean()
         assert abs(float(both) - 0.09) < spread / math.sqrt(share.numel())
     apart = (share - 0.3) / math.sqrt(0.3 * 0.7)
-    for down, right in ((1, 1), (8, 16), (3, 5)):  # the corners of a rectangle: two rows' bits with two columns'
+    for down, right in ((1, 1), (8, 16), (3, 5), (1, 32)):  # corners of a rectangle: two rows' bits, two columns'
         corners = apart * apart.roll(down, 1) * apart.roll(right, 2) * apart.roll((down, right), (1, 2))
         assert abs(float(corners.mean())) < 5 / math.sqrt(share.numel())

@@ -21,8 +21,17 @@ broken: set[str] = set()  # the kernels that turned out not to work here
 
 def usable(name: str, x: Tensor) -> bool:
     """Whether the kernel of this name can take numbers such as these."""
-    half = x.dtype in (torch.bfloat16, torch.float16)
-    return WITH_TRITON and name not in broken and x.is_cuda and half
+    return WITH_TRITON and name not in broken and halves_on_gpu(x)
+
+
+def halves_on_gpu(x: Tensor) -> bool:
+    """Whether these are numbers of 16 bits on a CUDA GPU."""
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
+
+
+def power_of_two(count: int, least: int = 1) -> int:
+    """The least one that holds `count`, and at least `least`."""
+    return max(least, 1 << (count - 1).bit_length())
 
 
 def plain(module: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
@@ -32,16 +41,19 @@ def plain(module: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
 
 def watched(module: nn.Module) -> bool:
     """Whether somebody wants to see what goes into it, out of it or back through it."""
-    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return sum(map(len, hooks)) > 0
 
 
-def try_out(name: str, trial: Callable[[], object], say: Callable[[str], None]) -> None:
+def try_out(
+    name: str, trial: Callable[[torch.device], object], device: torch.device, say: Callable[[str], None]
+) -> None:
     """See whether a kernel works on this GPU; where it does not, what torch has is used from then on."""
     if not WITH_TRITON or name in broken:
         return
     try:
-        trial()
-        torch.cuda.synchronize()
+        trial(device)
+        torch.cuda.synchronize(device)
     except Exception as error:  # whatever Triton or its compiler says
         broken.add(name)
         words = (str(error).splitlines() or [type(error).__name__])[0]

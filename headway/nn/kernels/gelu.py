@@ -13,17 +13,17 @@ import triton.language as tl
 
 from headway.nn.gelu import EXPONENT, FAR, PEAK, TAIL
 
-E, F, P = tl.constexpr(EXPONENT), tl.constexpr(FAR), tl.constexpr(PEAK)
+EXPO, MOST, TOP = tl.constexpr(EXPONENT), tl.constexpr(FAR), tl.constexpr(PEAK)  # what Triton may read here
 T0, T1, T2, T3, T4, T5, T6 = map(tl.constexpr, TAIL)
 
 
 @triton.jit
 def slope(x):
     """GELU's derivative, as `headway.nn.gelu.slope` has it."""
-    near = tl.clamp(x, -F, F, propagate_nan=tl.PropagateNan.ALL)
+    near = tl.clamp(x, -MOST, MOST, propagate_nan=tl.PropagateNan.ALL)
     u = tl.abs(near)
     tail = tl.exp2(T0 + u * (T1 + u * (T2 + u * (T3 + u * (T4 + u * (T5 + u * T6))))))
-    return tl.where(x < 0, tail, 1.0 - tail) + near * tl.exp2(near * near * E) * P
+    return tl.where(x < 0, tail, 1.0 - tail) + near * tl.exp2(near * near * EXPO) * TOP
 
 
 @triton.jit
@@ -40,8 +40,9 @@ def gelu_gradients(
     C: tl.constexpr,
 ):
     """∂x = G ∘ GELU′(x + b)    ∂b = Σ ∂x"""
-    column = tl.program_id(0) * C + tl.arange(0, C)[None, :]
-    chunk = tl.program_id(1)
+    across = tl.cdiv(D, C)  # programs beside one another; those that follow go on below
+    chunk = tl.program_id(0) // across
+    column = tl.program_id(0) % across * C + tl.arange(0, C)[None, :]
     b = tl.load(bias + column, column < D, 0.0).to(tl.float32)
     total = tl.zeros((R, C), tl.float32)
     for first in tl.range(0, ROWS, R):

@@ -105,6 +105,8 @@ def test_the_kernel_computes_what_the_equations_say(dtype: torch.dtype, rows: in
     assert sums.shape == total.shape
     assert ((out.cpu() - expected).abs() <= 2 * torch.finfo(dtype).eps * expected.abs() + 1e-6).all()
     assert float((sums.sum(0).cpu() - total.sum(0)).norm() / total.sum(0).norm()) < 1e-4
+    strided = torch.stack([given[2], -given[2]], 1)[:, 0]
+    assert torch.equal(gradients(*given[:2], strided)[0], out)
 
 
 @on_gpu

@@ -21,7 +21,7 @@ from headway import __version__
 from headway.console import show_anything
 from headway.cores import share_cores
 from headway.errors import Interrupted, Quit, UserError, hear_no_more
-from headway.files import is_full
+from headway.files import is_full, to_nowhere
 
 app = typer.Typer(
     help="Train small sequence models on your own text, look inside them, ask them questions.",
@@ -411,7 +411,7 @@ def run_command(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         code = fail("interrupted", 130)
     except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        to_nowhere(sys.stdout.fileno())
     except Exception as error:
         if hasattr(error, "format_message"):
             code = wrong_arguments(error)

@@ -69,7 +69,8 @@ def train_command(
             settings.task = be_strict(settings.task)
         report = reporter() if ranks.leads else Reporter()
         directory = ranks.led(lambda: directory_of(source, settings.name, out, resume))
-        if out is None and not resume and directory.name != settings.name and not directory.exists():
+        new = not (resume or accept_changes or back_to is not None)  # else that is refused
+        if out is None and new and directory.name != settings.name and not directory.exists():
             there = Path("runs", settings.name)
             report.say(f"{there} is there already ({way_to_resume(there)} continues it); this is {directory}")
         events = TensorBoard(directory / "tensorboard") if tensorboard and ranks.leads else None

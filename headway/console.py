@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from headway.files import to_nowhere
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
@@ -101,7 +103,10 @@ class Lines(Reporter):
         self.seconds = seconds
 
     def say(self, text: str) -> None:
-        print(text, file=self.file, flush=True)
+        try:
+            print(text, file=self.file, flush=True)
+        except BrokenPipeError:  # whoever read it has gone, and the work goes on
+            to_nowhere(self.file.fileno())
 
     @contextmanager
     def progress(self, name: str, total: int, done: int = 0) -> Iterator[Progress]:

@@ -156,6 +156,17 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize("stream", ["stderr", "both"])
+def test_a_reader_that_leaves_does_not_end_the_training(run_file: Path, stream: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    streams = {"stdout": writing if stream == "both" else subprocess.PIPE, "stderr": writing}
+    done = subprocess.run([*CALL, "train", run_file, "--out", "run"], **streams, cwd=run_file.parent, check=False)
+    os.close(writing)
+    run = headway.load(run_file.parent / "run")
+    assert done.returncode == 0 and run.state.done
+
+
 def test_a_terminal_that_cannot_show_a_character_is_no_error() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([*CALL, "train", "Zürich"], capture_output=True, env=environment, check=False)

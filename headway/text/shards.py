@@ -196,7 +196,7 @@ class Joined:
             file = self.paths[int(numbers.flat[found.argmax()])]
             raise DataError(
                 f"{file}: damaged (token {highest}, and the vocabulary has {self.below:,}); headway data check "
-                f"{file.parent} finds all such places; copy the folder again or prepare the corpus anew"
+                f"{file.parent} names every file that has changed; copy the folder again or prepare the corpus anew"
             )
         return found
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from headway.cores import was_chosen
-from headway.errors import SettingsError, UserError, nearest
+from headway.errors import UserError, nearest
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 CPU_BFLOAT16_WIDTH = 256  # below it the casts cost more than the products save
@@ -40,7 +40,7 @@ def choose_precision(device: torch.device, wanted: str = "auto", width: int = 25
     if device.type == "cpu" and has and wanted == "auto" and width < CPU_BFLOAT16_WIDTH:
         return torch.float32, f"on a CPU bfloat16 pays from width {CPU_BFLOAT16_WIDTH} on, this model has {width}"
     if wanted == "bfloat16" and not has:
-        raise SettingsError([f"training.precision = 'bfloat16': {reason}; use 'float32' or 'auto'"])
+        return torch.float32, f"bfloat16 was asked for, and {reason}"
     if wanted == "float16" and device.type != "cuda":
         return torch.float32, "float16 was asked for, which is for CUDA GPUs"
     if wanted == "tf32":

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from headway.errors import STOPS, Quit
+from headway.files import to_nowhere
 from headway.training.engine import Outcome
 from headway.training.streams import Stream
 
@@ -107,9 +108,7 @@ def leave_closed_terminal() -> None:
             mode = os.fstat(handle).st_mode
             closed = stat.S_ISCHR(mode) and not os.isatty(handle)
             if closed or (stat.S_ISFIFO(mode) and is_unread(handle)):
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, handle)
-                os.close(nowhere)
+                to_nowhere(handle)
 
 
 def is_unread(handle: int) -> bool:

@@ -1,5 +1,5 @@
 # make demo    train, compare, ask, report on the embedded world   (2 to 3 minutes after set-up)
-# make test    all tests                                           (a few minutes)
+# make test    all tests                                           (under 10 minutes on two cores)
 # make check   ruff and mypy
 # make torture a run killed 200 times ends as one left in peace    (about 2 minutes)
 # Each sets up .venv by itself; Python 3.11 or newer and make are all it needs.

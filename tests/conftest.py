@@ -26,12 +26,25 @@ REAL_DATA = Path(os.environ.get("HEADWAY_DATA") or Path(__file__).parents[1] / "
 torch.set_num_threads(1)  # the models here are tiny: threads that wait for one another cost more than they save
 os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background is started without it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and what nohup starts without this
 TOWNS = ("Oslo", "Rome", "Lima", "Kyiv")
 LONG = ("test_distributed.py",)  # begun first, so that processes that share the tests end together
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONG)
+    if not torch.cuda.is_available():
+        for item in (item for item in items if item.get_closest_marker("gpu")):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+@pytest.fixture(autouse=True)
+def the_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test and the processes it starts see no GPU, and do the same wherever they run, unless it is marked `gpu`."""
+    if torch.cuda.is_available() and not request.node.get_closest_marker("gpu"):
+        torch.cuda.init()  # of this process, which shall see it later
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
 @pytest.fixture

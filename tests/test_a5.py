@@ -327,8 +327,6 @@ def test_an_interrupted_command_goes_on_when_it_is_typed_again(
     ],
 )
 def test_wrong_options_are_named(course: Path, capsys: Captured, arguments: tuple[str, ...], message: str) -> None:
-    if "cuda" in arguments and torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
     before = sorted(course.iterdir())
     assert run(*arguments) == 2
     assert message in capsys.readouterr().err

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from headway.nn.kernels import WITH_TRITON
 
 HALVES = [torch.bfloat16, torch.float16]
-on_gpu = pytest.mark.skipif(not (torch.cuda.is_available() and WITH_TRITON), reason="needs a CUDA GPU and Triton")
+needs_triton = pytest.mark.skipif(not WITH_TRITON, reason="needs Triton")
+
+
+def on_gpu(test: Any) -> Any:
+    return pytest.mark.gpu(needs_triton(test))

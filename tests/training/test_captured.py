@@ -22,7 +22,7 @@ from headway.training.distributed import Layout
 from tests.training.test_resume import final_weights, same
 from tests.training.test_streams import STREAMS
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+pytestmark = pytest.mark.gpu
 PLAIN = ("model.dropout=0", "model.positions=learned")  # which every attention takes
 STAGES = ("pretraining.training", "training")
 

@@ -9,10 +9,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from headway.configuration import COPY, RunSettings, load_settings
+from headway.configuration import RunSettings, load_settings
 from headway.data.catalog import resolve
 from headway.errors import RunError, UserError
 from headway.files import write_bytes, write_json, write_text
+from headway.finding import COPY
 
 Data = dict[str, dict[str, str]]
 """Of each task, by the place of its table, the files that it read, in their order, and the SHA-256 of their content."""

@@ -43,34 +43,29 @@ def describe_file(file: str, errors: str, strict: bool = False) -> str:
     if has_shards(file):
         return describe_shards(file)
     suffix = Path(file.removesuffix(".gz")).suffix
-    if {"source", "target"} <= column_names(file, suffix, errors):
+    names = column_names(file, suffix, errors)
+    if {"source", "target"} <= names:
         return describe_translation(file, None, errors, strict)
-    try:
-        pairs = read_pairs(file, errors=errors, say=say_aside) if suffix in (".tsv", ".csv", ".jsonl") else []
-    except DataError:
-        if suffix == ".tsv":
-            raise
-        pairs = []  # a table of something else: its text column is read below
-    if pairs:
-        return f"{len(pairs):,} questions {'without' if pairs[0].target is None else 'with'} answers"
+    if suffix == ".tsv" or "question" in names:
+        pairs = read_pairs(file, errors=errors, say=say_aside)
+        return f"{counted(len(pairs), 'question')} {'without' if pairs[0].target is None else 'with'} answers"
     documents = read_documents(file, errors=errors, say=say_aside)
-    return f"{len(documents):,} lines, {describe_texts(documents)}"
+    return f"{counted(len(documents), 'line')}, {describe_texts(documents)}"
 
 
 def column_names(file: str, suffix: str, errors: str) -> set[str]:
-    """What a .csv calls its columns, or a .jsonl those of its first object; nothing of other files."""
+    """What a .csv calls its columns, or a .jsonl those of its first whole object; nothing of other files."""
     if suffix not in (".csv", ".jsonl"):
         return set()
-    _, first = read_lines(file, errors=errors)[0]
-    names = json_object(first)[0] if suffix == ".jsonl" else first.split(",")
-    return {name.strip(' "') for name in names}
+    lines = [line for _, line in read_lines(file, errors=errors)]
+    if suffix == ".csv":
+        return {name.strip(' "') for name in lines[0].split(",")}
+    return set(next((item for line in lines if (item := json_object(line)[0])), {}))
 
 
 def describe_texts(texts: list[str]) -> str:
-    characters, distinct = sum(map(len, texts)), len(set().union(*texts))
-    return (
-        f"{characters:,} characters, {distinct} distinct, {sorted(map(len, texts))[len(texts) // 2]} in the middle line"
-    )
+    characters, distinct = counted(sum(map(len, texts)), "character"), len(set().union(*texts))
+    return f"{characters}, {distinct} distinct, {sorted(map(len, texts))[len(texts) // 2]} in the middle line"
 
 
 def describe_translation(source: str, target: str | None, errors: str, strict: bool) -> str:

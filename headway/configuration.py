@@ -14,18 +14,18 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from headway.errors import SettingsError, UserError, nearest
+from headway.finding import found, not_a_run, put_back
 from headway.models import MODELS
-from headway.settings import override, read, read_kind, read_toml, setting, to_table, to_toml
+from headway.settings import override, read, read_kind, read_toml, setting, to_table, to_toml, toml_value
 from headway.tasks import TASKS
 from headway.text import KINDS
+from headway.text.preparation.sources import ENDINGS
 from headway.training.loop import StreamSettings, TrainingSettings, steps_at
 
 RECIPES = Path(__file__).parent / "recipes"
-COPY = ".run.toml"  # beside a run's run.toml: the run file as the run last took it
 
 
 @dataclass
@@ -232,16 +232,20 @@ def make_absolute(task: Any, place: str, base: Path, typed: set[str]) -> None:
 def find(source: str | Path) -> Path:
     """The file behind a recipe's name, a run file or a run directory."""
     path, recipe = Path(source), RECIPES / f"{source}.toml"
+    if os.path.isfile(path) and path.name.lower().endswith(ENDINGS):
+        raise UserError(
+            f"{source}: this is something to learn from, not a run file; write one that names it, such as\n\n"
+            f'  [task]\n  name = "language_modelling"\n  corpus = {toml_value(path.name)}\n\n'
+            f"into {path.with_name(path.name.split('.')[0] + '.toml')}, and give that to headway train"
+        )
     for each in (path / "run.toml", path, recipe):
         if os.path.isfile(each):
             return each
     if os.path.isdir(path):
-        command = put_back(path)
-        way = f"; get it back with {command}" if command else ", so not a run directory"
-        raise UserError(f"{source}: a folder without a run.toml in it{way}")
+        raise not_a_run(path)
     if path.suffix == ".toml":
-        raise UserError(f"{source}: no such run file{nearest(path.name, beside(path, '*.toml'))}")
-    around = [str(path.parent / name) for name in (*beside(path, "*/run.toml"), *beside(path, "*.toml"))]
+        raise UserError(f"{source}: no such run file{nearest(path.name, found(path.parent, '*.toml'))}")
+    around = [str(path.parent / name) for pattern in ("*/run.toml", "*.toml") for name in found(path.parent, pattern)]
     near = nearest(str(source), [*around, *recipe_names()])
     raise UserError(f"'{source}' is neither a recipe nor a run file or directory{near}")
 
@@ -253,21 +257,6 @@ def read_tables(run_file: Path) -> dict[str, Any]:
         command = put_back(run_file.parent) if run_file.name == "run.toml" else ""
         way = f"; get it back as the run last took it with {command}" if command else ""
         raise SettingsError([f"{problem}{way}" for problem in error.problems], str(run_file)) from None
-
-
-def beside(path: Path, pattern: str) -> list[str]:
-    """Names in the folder of `path`, of files or of the folders that hold them; none where it cannot be read."""
-    try:
-        found = sorted(path.parent.glob(pattern))
-    except OSError:
-        return []
-    return [each.relative_to(path.parent).parts[0] for each in found]
-
-
-def put_back(directory: Path) -> str:
-    """The command that gets back the run file as the run last took it; none where there is no copy of it."""
-    kept, run_file = directory / COPY, directory / "run.toml"
-    return f"cp {quote(str(kept))} {quote(str(run_file))}" if kept.is_file() else ""
 
 
 def recipe_names() -> list[str]:

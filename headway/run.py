@@ -36,10 +36,11 @@ from headway.changes import (
     settle,
     write_data,
 )
-from headway.configuration import RunSettings, TokenizerSettings, in_vain, load_settings, put_back
+from headway.configuration import RunSettings, TokenizerSettings, in_vain, load_settings
 from headway.console import Reporter
 from headway.errors import DataError, RunError, SettingsError, TextError, UserError
 from headway.files import Ownership, is_full, is_temporary, probe, read_json_lines, write_text
+from headway.finding import not_a_run, put_back
 from headway.generation import GREEDY, Sampling
 from headway.memory import is_out_of_memory
 from headway.models import parameter_count
@@ -66,9 +67,7 @@ class Run:
     def __init__(self, path: str | Path, device: str = "auto") -> None:
         self.path = Path(path)
         if not (self.path / "run.toml").is_file():
-            command = put_back(self.path)
-            way = f"get it back with {command}" if command else "train one with: headway train …"
-            raise RunError(f"{self.path}: not a run directory (no run.toml in it); {way}")
+            raise not_a_run(self.path)
         self.device, _ = devices.choose_device(device)
         self.settings = load_settings(self.path / "run.toml")
         self.checkpoints = Checkpoints(self.path)

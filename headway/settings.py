@@ -156,6 +156,8 @@ def text_problem(text: str, path: bool) -> str | None:
         text.encode("utf-8")
     except UnicodeEncodeError:
         return "holds bytes that are not UTF-8"
+    if path and "\0" in text:
+        return "holds a null character, which no file's name has"
     return "must name a file" if path and not text.strip() else None
 
 

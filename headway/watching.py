@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from headway.console import clock, describe, is_dumb, numbers, program, scores
 from headway.errors import RunError
 from headway.files import fcntl
+from headway.finding import not_a_run
 from headway.report.terminal import (
     LEAST_HEIGHT,
     Line,
@@ -214,13 +215,12 @@ class Watched:
         self.tail = Tail(self.path / "metrics.jsonl")
         self.lock = Lock(self.path)
         if not self.path.is_dir():
-            what = "is a file" if self.path.exists() else "no such directory"
-            raise RunError(f"{self.path}: {what}; name a run directory, such as runs/demo/pretrained")
+            raise not_a_run(self.path)
         self.look()
 
     def look(self) -> None:
         if not (self.path / "run.toml").is_file() and not self.tail.path.is_file():
-            raise RunError(f"{self.path}: not a run directory (no run.toml in it){others(self.path)}")
+            raise not_a_run(self.path)
         self.owner, self.held = self.lock.look()  # first: what a run writes last is then read after it has left
         self.stages = read_stages(self.path / "run.toml")
         self.state, self.saved = read_state(self.path)
@@ -274,12 +274,6 @@ class Watched:
             return None
         (first, before), (last, after) = marks[max(0, len(marks) - 20)], marks[-1]
         return max(0.0, after - before) / (last - first)
-
-
-def others(path: Path) -> str:
-    """'; runs in it: …' where somebody named the folder above."""
-    found = sorted(str(each.parent) for each in path.glob("*/run.toml"))
-    return f"; runs in it: {', '.join(found[:5])}{' …' if len(found) > 5 else ''}" if found else ""
 
 
 # ---- words

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -244,7 +245,22 @@ def test_a_directory_that_another_process_works_in_is_refused(run: Path, capsys:
 @pytest.mark.parametrize("command", ["evaluate", "predict", "compare"])
 def test_what_is_not_a_run_is_refused(command: str, tmp_path: Path, capsys: Captured) -> None:
     assert "not a run directory (no run.toml in it)" in refused(capsys, command, tmp_path)
-    assert "not a run directory (no run.toml in it)" in refused(capsys, command, tmp_path / "nowhere")
+    assert "nowhere: no such directory; name a run directory" in refused(capsys, command, tmp_path / "nowhere")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "run.toml").write_text("")
+    assert f"no such directory; did you mean '{tmp_path / 'notes'}'?" in refused(capsys, command, tmp_path / "note")
+    assert f"runs in it: {tmp_path / 'notes'}" in refused(capsys, command, tmp_path)
+    (tmp_path / "notes" / "run.toml").rename(tmp_path / "notes" / ".run.toml")
+    assert f"get it back with cp {tmp_path / 'notes' / '.run.toml'}" in refused(capsys, command, tmp_path / "notes")
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "Notes.JSONL", "my notes.txt.gz"])
+def test_a_text_in_place_of_a_run_file_is_told_how_to_be_learned(name: str, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / name).write_bytes(b"abc")
+    shown = refused(capsys, "train", tmp_path / name)
+    run_file, way = shown.split("\n\n")[1:]
+    assert tomllib.loads(run_file) == {"task": {"name": "language_modelling", "corpus": name}}
+    assert str(tmp_path / (name.split(".", maxsplit=1)[0] + ".toml")) in way
 
 
 # ---- runs that were tampered with

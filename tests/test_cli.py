@@ -788,13 +788,35 @@ def test_data_check_reports_every_file(tmp_path: Path, capsys: Captured) -> None
     assert run_command(["data", "check", *(str(tmp_path / name) for name in names)]) == 0
     captured = capsys.readouterr()
     assert "2 lines, 8 characters, 7 distinct, 5 in the middle line" in captured.out
-    assert "1 questions with answers" in captured.out and "1 questions without answers" in captured.out
+    assert "1 question with answers" in captured.out and "1 question without answers" in captured.out
     assert "byte-order mark removed" in captured.err and "2 CRLF line ends read as LF" in captured.err
     assert run_command(["data", "check", str(tmp_path / "bad.tsv"), str(tmp_path / "good.tsv")]) == 2
     captured = capsys.readouterr()
     assert f"{tmp_path / 'bad.tsv'}:2: 1 column where 2 are wanted" in captured.err
     assert "1 of 2 files cannot be used as they are" in captured.err
-    assert "good.tsv: 1 questions with answers" in captured.out
+    assert "good.tsv: 1 question with answers" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        (
+            '{"text": 3}\r\n{bad\n{"text": "fine"}\n{"x": "y"}\n[1]\n',
+            {1: "'text' is 3", 2: "not JSON", 4: "no key", 5: "not a"},
+        ),
+        ('{bad\r\n{"question": "a", "answer": "b"}\n{"question": "c"}\n', {1: "not JSON", 3: "no key 'answer'"}),
+    ],
+)
+def test_data_check_names_everything_wrong_with_json_lines_at_once(
+    tmp_path: Path, capsys: Captured, content: str, wrong: dict[int, str]
+) -> None:
+    file = tmp_path / "lines.jsonl"
+    file.write_text(content)
+    assert run_command(["data", "check", str(file)]) == 2
+    shown = capsys.readouterr().err
+    assert {int(line) for line in re.findall(rf"^{file}:(\d+):", shown, re.MULTILINE)} == wrong.keys()
+    assert all(f"{file}:{line}: {problem}" in shown for line, problem in wrong.items())
+    assert shown.count("1 CRLF line end") == 1
 
 
 @pytest.mark.parametrize(

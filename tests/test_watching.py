@@ -472,9 +472,11 @@ def test_wrong_directories_leave_with_2(tmp_path: Path, capsys: Captured) -> Non
     broken = make_run("broken", [])
     (broken / "run.toml").write_text("[training\n")
     for path, message in (
-        ("nowhere", "nowhere: no such directory; name a run directory"),
-        ("file", "file: is a file; name a run directory"),
-        ("empty", "empty: not a run directory (no run.toml in it)\n"),
+        ("nowhere", "nowhere: no such directory; known: broken"),
+        ("runs/god", f"runs/god: no such directory; did you mean '{run}'?"),
+        ("elsewhere/run", "elsewhere/run: no such directory; name a run directory"),
+        ("file", "file: is a file; known: broken"),
+        ("empty", "empty: not a run directory (no run.toml in it); train one with"),
         ("runs", f"runs: not a run directory (no run.toml in it); runs in it: {run}"),
         (broken, "run.toml: a problem\n  - not TOML"),
     ):
@@ -563,7 +565,7 @@ def test_a_run_that_dies_ends_the_watching(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_run_directory_that_vanishes_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run("run", [logged(1, 1.0)])
-    with Ownership(run), pytest.raises(RunError, match="not a run directory"):
+    with Ownership(run), pytest.raises(RunError, match="no such directory"):
         watch_with(run, fake_terminal(), monkeypatch, lambda number: run.rename(tmp_path / "elsewhere") and None)
 
 

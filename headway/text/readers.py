@@ -419,23 +419,14 @@ def _json_pairs(
     """Questions, and answers if wanted, from every object. Where one has an answer, all must have one."""
     question, answer = (str(key) for key in columns or ("question", "answer"))
     objects = _json_objects(path, errors, say)
-    present = any(answer in item for _, item in objects)
+    present = any(answer in item for _, item, _ in objects)
     keys = [question, answer] if _with_answers(answers, present) else [question]
     return _json_strings(path, objects, keys)
 
 
-def _json_objects(path: str | Path, errors: str, say: Notes) -> list[tuple[int, dict[str, Any]]]:
-    """One JSON object a line, each with its line number."""
-    objects: list[tuple[int, dict[str, Any]]] = []
-    problems: list[str] = []
-    for line, text in read_lines(path, errors=errors, say=say):
-        item, problem = json_object(text)
-        if problem:
-            problems.append(f"{path}:{line}: {problem}")
-        else:
-            objects.append((line, item))
-    _raise_listed(problems)
-    return objects
+def _json_objects(path: str | Path, errors: str, say: Notes) -> list[tuple[int, dict[str, Any], str]]:
+    """(line number, the object in it, what is wrong with it) of each line, as `json_object` finds them."""
+    return [(line, *json_object(text)) for line, text in read_lines(path, errors=errors, say=say)]
 
 
 def json_object(text: str) -> tuple[dict[str, Any], str]:
@@ -452,12 +443,18 @@ def json_object(text: str) -> tuple[dict[str, Any], str]:
 
 
 def _json_strings(
-    path: str | Path, objects: list[tuple[int, dict[str, Any]]], keys: list[str], way: str = ""
+    path: str | Path, objects: list[tuple[int, dict[str, Any], str]], keys: list[str], way: str = ""
 ) -> list[Row]:
     """The strings under `keys` of every object, as rows of a table; `way` is the way out where one is missing."""
-    problems = ((line, [problem for key in keys if (problem := json_problem(item, key))]) for line, item in objects)
-    _raise_listed((f"{path}:{line}: {'; '.join(found)}" for line, found in problems if found), way)
-    return [(line, [item[key] for key in keys]) for line, item in objects]
+    lacking = False
+    problems = []
+    for line, item, unreadable in objects:
+        wrong = [] if unreadable else [problem for key in keys if (problem := json_problem(item, key))]
+        lacking = lacking or bool(wrong)
+        if unreadable or wrong:
+            problems.append(f"{path}:{line}: {unreadable or '; '.join(wrong)}")
+    _raise_listed(problems, way if lacking else "")
+    return [(line, [item[key] for key in keys]) for line, item, _ in objects]
 
 
 def json_problem(item: dict[str, Any], key: str) -> str | None:

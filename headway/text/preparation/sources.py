@@ -22,6 +22,7 @@ from headway.text import plain, readers
 
 FORMS = ("txt", *readers.TABLES, "parquet")
 PACKED = (".gz", ".bz2", ".xz", ".zst")
+ENDINGS = tuple(f".{form}{packed}" for form in FORMS for packed in ("", *PACKED))
 STEP = 1 << 20  # bytes that are unpacked at once to be passed over
 ZSTD_PIECE = 1 << 12  # bytes of zstd that are unpacked at once: 4 of them may be 128 KiB of text
 
@@ -57,11 +58,10 @@ class Source:
 
 def find_sources(files: Iterable[str]) -> list[Source]:
     """The files that names, folders and patterns stand for, in the order given, sorted within each."""
-    endings = [f".{form}{packed}" for form in FORMS for packed in ("", *PACKED)]
     found: list[str] = []
     for name in files:
         if os.path.isdir(name):
-            inside = readers.files_in(Path(name), endings)
+            inside = readers.files_in(Path(name), ENDINGS)
             if not inside:
                 raise DataError(f"{name}: no .txt, .jsonl, .csv, .tsv or .parquet file (or packed one) in this folder")
             found += map(str, inside)

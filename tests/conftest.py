@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from headway.models import (
 from headway.text import Characters
 
 REAL_DATA = Path(os.environ.get("HEADWAY_DATA") or Path(__file__).parents[1] / "../shared/data").resolve()
+HAS_GPU = torch.cuda.is_available()
 torch.set_num_threads(1)  # the models here are tiny: threads that wait for one another cost more than they save
 os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background is started without it
@@ -33,18 +35,29 @@ LONG = ("test_distributed.py",)  # begun first, so that processes that share the
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONG)
-    if not torch.cuda.is_available():
+    if not HAS_GPU:
         for item in (item for item in items if item.get_closest_marker("gpu")):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def without_gpu() -> Iterator[None]:
+    """Tests and the processes they start see no GPU, and do the same wherever they run."""
+    with pytest.MonkeyPatch.context() as patch:
+        if HAS_GPU:
+            torch.cuda.init()
+            torch.cuda.device_count()  # which this process remembers
+            patch.setattr(torch.cuda, "is_available", lambda: False)
+            patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        yield
+
+
 @pytest.fixture(autouse=True)
-def the_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test and the processes it starts see no GPU, and do the same wherever they run, unless it is marked `gpu`."""
-    if torch.cuda.is_available() and not request.node.get_closest_marker("gpu"):
-        torch.cuda.init()  # of this process, which shall see it later
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+def with_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, without_gpu: None) -> None:
+    """Those marked `gpu` have it."""
+    if request.node.get_closest_marker("gpu"):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
 
 
 @pytest.fixture

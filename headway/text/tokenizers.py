@@ -20,6 +20,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,6 +29,8 @@ import numpy as np
 from headway.errors import DataError, TextError, UserError, nearest
 from headway.files import write_text
 from headway.text.checks import named, never_seen, refuse_size, refuse_small, some_text, utf8
+from headway.text.cutting import parts
+from headway.text.lookup import Lookup, byte_alphabet
 from headway.text.plain import read_text
 
 PAD = "□"
@@ -45,6 +48,9 @@ UNSPACED = (
     "\u3005-\u3007\u3021-\u3029\u3038-\u303b\U00016fe2-\U00016fe3\U00016ff0-\U00016ff6"  # its marks and numerals
     "\u3041-\u30ff\u31f0-\u31ff\u32d0-\u32fe\u3300-\u3357\uff65-\uff9f\U0001aff0-\U0001b16f\U0001f200"  # kana
 )
+
+# How the library describes that a character of these scripts is a word by itself.
+APART = {"type": "Split", "pattern": {"Regex": f"[{UNSPACED}]"}, "behavior": "Isolated", "invert": False}
 
 
 class Tokenizer(ABC):
@@ -268,7 +274,8 @@ class Words(Tokenizer):
         counts: Counter[str] = Counter()
         characters = {"\n", " "}
         for text in some_text(texts):
-            counts.update(cls.pattern.findall(cls.lead + text))
+            for part in parts(cls.lead + text):
+                counts.update(cls.pattern.findall(part))
             characters.update(text)
         words = sorted((word for word in counts if len(word) > 1), key=lambda word: (-counts[word], word))
         if size is not None:
@@ -279,7 +286,7 @@ class Words(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        for word in self.pattern.findall(text):
+        for word in (word for part in parts(text) for word in self.pattern.findall(part)):
             if word in self._ids:
                 ids.append(self._ids[word])
             else:
@@ -319,10 +326,10 @@ class BPE(Tokenizer):
         self._library_json = library_json
         self._library = LibraryTokenizer.from_str(json.dumps(library_json))
         names = {token: name for name, token in self._library.get_vocab().items()}
-        byte_of = _byte_alphabet()
+        byte_of = byte_alphabet()
         super().__init__(bytes(byte_of[sign] for sign in names[token]) for token in range(len(names)))
         sample = "".join(map(chr, range(0x200)))
-        if not set(byte_of) <= set(names.values()) or self.decode(self.encode(sample)) != sample:
+        if not set(byte_of) <= set(names.values()) or self.decode(self.encode_whole(sample)) != sample:
             raise TextError("not a byte-level BPE that can spell any text")
 
     @classmethod
@@ -351,17 +358,41 @@ class BPE(Tokenizer):
             nonlocal seen
             for text in some_text(texts):
                 seen = seen or unspaced.search(text) is not None
-                yield cls.lead + text
+                yield from parts(cls.lead + text)
 
         library.train_from_iterator(read(), trainer=trainer)
         if not seen:
             library.pre_tokenizer = words  # the rule that parted nothing is left out
         return cls(json.loads(library.to_str()))
 
+    @cached_property
+    def by_words(self) -> bool:
+        """Whether it cuts words as GPT-2 does, with or without unspaced scripts, and changes nothing else."""
+        cut = self._library_json.get("pre_tokenizer") or {}
+        if cut.get("type") == "Sequence" and cut["pretokenizers"][:-1] == [APART]:
+            cut = cut["pretokenizers"][-1]
+        plain = cut.get("type") == "ByteLevel" and cut.get("use_regex", True) and not cut.get("add_prefix_space", True)
+        changes = [self._library_json.get(key) for key in ("normalizer", "added_tokens", "truncation", "padding")]
+        return plain and not any(changes) and not self._library_json["model"].get("dropout")
+
+    def lookup(self, dtype: np.dtype) -> Lookup:
+        """What finds the ids of words, as numbers of this type."""
+        return Lookup(self._library, len(self.specials), dtype)
+
+    @cached_property
+    def _words(self) -> Lookup:
+        return self.lookup(np.dtype(np.int32))
+
     def encode(self, text: str) -> list[int]:
+        return self.encode_array(text).tolist()
+
+    def encode_array(self, text: str) -> np.ndarray:
+        return np.frombuffer(self._words.encode(text), np.int32) if self.by_words else self.encode_whole(text)
+
+    def encode_whole(self, text: str) -> np.ndarray:
+        """The ids as the library finds them, in a text that it is given whole."""
         utf8(text)  # the library's own complaint about half a surrogate pair helps nobody
-        shift = len(self.specials)
-        return [token + shift for token in self._library.encode(text, add_special_tokens=False).ids]
+        return np.array(self._library.encode(text, add_special_tokens=False).ids, dtype=np.int32) + len(self.specials)
 
     def _state(self) -> dict[str, Any]:
         return {"tokenizers": self._library_json}
@@ -381,18 +412,6 @@ def load(path: str | Path) -> Tokenizer:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not a Headway tokenizer: not JSON ({error})") from None
     return Tokenizer.from_json(data, source=str(path))
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The byte behind each sign of the byte-level alphabet (GPT-2, Radford et al. 2019).
-
-    That alphabet shows every byte as a printable sign: printable Latin-1 stands for itself, and the other
-    bytes take the code points from 256 on, in order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [value for value in range(256) if value not in printable]
-    signs = printable + [256 + rank for rank in range(len(others))]
-    return {chr(sign): value for sign, value in zip(signs, printable + others, strict=True)}
 
 
 def _code_points(text: str) -> np.ndarray:

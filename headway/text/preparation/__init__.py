@@ -1,4 +1,4 @@
-"""From files of any size to token shards, in bounded memory: sources → blocks → workers (lookup) → shards."""
+"""From files of any size to token shards, in bounded memory: sources → blocks → workers → shards."""
 
 from headway.text.preparation.pipeline import prepare
 

@@ -20,15 +20,15 @@ from typing import Any
 
 from headway.errors import DataError, SettingsError, UserError
 from headway.text import plain, readers
+from headway.text.cutting import last_place
 from headway.text.plain import Misread
 from headway.text.preparation.sources import FORMS, Source, Unpacked
 
 BLOCK = 1 << 20  # bytes
-LONG_LINE = 4 * BLOCK  # a longer one is cut at a space
+LONG_LINE = 4 * BLOCK  # a longer one is cut within
 LONGEST_CELL = 1 << 26  # of a .csv file: beyond it, a quote was not closed
 
 FIRST_LINE = re.compile(rb"\s*[^\r\n]*")  # that is not blank
-AT_SPACE = re.compile(rb"[\x21-\x7e\x80-\xff](?=[ \n\r])")
 
 NOTES = {"empty line": "skipped", "empty text": "skipped", **plain.DECODING}  # what they count, and what became of it
 
@@ -130,7 +130,7 @@ def byte_blocks(source: Source, reading: Reading, begin: Place) -> Iterator[Bloc
 def cut(stream: Unpacked, place: Place, form: str, whole: bool) -> Iterator[tuple[Place, bytes]]:
     """(where it begins, bytes) of each block from `place` on.
 
-    A block ends after a line, or, in a text that is one document and in an endless line, before a space.
+    A block ends after a line, or, in a text that is one document and in an endless line, where no token is cut.
     """
     buffer = bytearray()
     while True:
@@ -141,11 +141,11 @@ def cut(stream: Unpacked, place: Place, form: str, whole: bool) -> Iterator[tupl
         if not more:
             end = old
         elif form == "file":
-            end, inside = (0 if whole else before_space(buffer, old)), True
+            end, inside = (0 if whole else last_place(buffer, old, len(buffer))), True
         else:
             end = after_line(buffer, old)
             if not end and form == "txt" and not whole and len(buffer) >= LONG_LINE:
-                end, inside = before_space(buffer, old), True
+                end, inside = last_place(buffer, old, len(buffer)), True
         if end:
             yield place, bytes(buffer[:end])
             place = replace(place, begin=place.begin + end, continues=inside)
@@ -158,19 +158,6 @@ def after_line(buffer: bytearray, old: int) -> int:
     """Where the last line of the buffer ends, if it does so after the first `old` bytes; else 0."""
     end = buffer.rfind(b"\n", old) + 1
     return end or buffer.rfind(b"\r", max(0, old - 1), len(buffer) - 1) + 1
-
-
-def before_space(buffer: bytearray, old: int) -> int:
-    """The last place before a space or line end and after a character that is none; 0 where there is no such place.
-
-    No token crosses it, of whatever kind: the tokens of both sides are those of the whole.
-    """
-    for begin in (max(old, len(buffer) - (1 << 16)), old):
-        for match in reversed([*AT_SPACE.finditer(buffer, max(0, begin - 1))]):
-            before = buffer[max(0, match.end() - 4) : match.end()].decode("utf-8", errors="ignore")
-            if before and not before[-1].isspace():
-                return match.end()
-    return 0
 
 
 # ---- tables

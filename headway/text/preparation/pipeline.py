@@ -40,7 +40,6 @@ from headway.text.preparation.blocks import (
     located,
     texts_of,
 )
-from headway.text.preparation.lookup import can_look_up
 from headway.text.preparation.sources import Source, find_sources
 from headway.text.preparation.workers import Worker, workers
 from headway.text.shards import INDEX, UNFINISHED, Index, Shard, Shards, Writer, token_dtype
@@ -85,7 +84,7 @@ def prepare(
     given = wanted_tokenizer(tokenizer, size)
     sources = find_sources(map(str, files))
     check_sources(sources, reading)
-    if isinstance(given, BPE) and not can_look_up(given):
+    if isinstance(given, BPE) and not given.by_words:
         reading = replace(reading, whole=True)  # it may join words across a space
     plan = Plan(sources, reading, shard_tokens, given, size)
     with owned(Path(out), plan, resume) as folder:

@@ -22,7 +22,6 @@ import numpy as np
 
 from headway.errors import STOPS, TextError
 from headway.text.preparation.blocks import Block, Misread, Reading, texts_of
-from headway.text.preparation.lookup import Lookup, can_look_up
 from headway.text.shards import token_dtype
 from headway.text.tokenizers import BPE, MASK, PAD, Characters, Tokenizer
 
@@ -45,8 +44,8 @@ class Worker:
         self.lead = tokenizer.lead
         dtype = token_dtype(len(tokenizer))
         self.width, self.mark = dtype.itemsize, np.array([tokenizer.mask], dtype).tobytes()
-        if isinstance(tokenizer, BPE) and can_look_up(tokenizer):
-            self.ids = Lookup(tokenizer, dtype).encode
+        if isinstance(tokenizer, BPE) and tokenizer.by_words:
+            self.ids = tokenizer.lookup(dtype).encode
         else:
             self.ids = lambda text: tokenizer.encode_array(text).astype(dtype).tobytes()
 

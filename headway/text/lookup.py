@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from headway.text.checks import utf8
-from headway.text.tokenizers import BPE, UNSPACED, Tokenizer, _byte_alphabet
+from headway.text.cutting import parts
 
 MOST = 1 << 18  # words that are remembered
 LONGEST = 48  # characters of a word that is remembered
@@ -29,43 +29,27 @@ ROW = 256
 # Two characters of the same class make one word: these are the partners that show a class.
 PARTNERS = {"letter": "a", "number": "1", "space": "\n"}
 
-# How the library describes that a character of an unspaced script is a word by itself.
-APART = {"type": "Split", "pattern": {"Regex": f"[{UNSPACED}]"}, "behavior": "Isolated", "invert": False}
-
-
-def can_look_up(tokenizer: Tokenizer) -> bool:
-    """Whether it is a BPE that cuts words as GPT-2 does, with or without unspaced scripts, and changes nothing else."""
-    if not isinstance(tokenizer, BPE):
-        return False
-    described: dict[str, Any] = tokenizer.to_json()["tokenizers"]
-    cut = described.get("pre_tokenizer") or {}
-    if cut.get("type") == "Sequence" and cut["pretokenizers"][:-1] == [APART]:
-        cut = cut["pretokenizers"][-1]
-    plain = cut.get("type") == "ByteLevel" and cut.get("use_regex", True) and not cut.get("add_prefix_space", True)
-    changes = [described.get(key) for key in ("normalizer", "added_tokens", "truncation", "padding")]
-    return plain and not any(changes) and not described["model"].get("dropout")
-
 
 class Lookup(dict[str, bytes]):
     """The ids of each word as little-endian bytes, as `dtype` has them. A word that is missing is asked for."""
 
-    def __init__(self, tokenizer: BPE, dtype: np.dtype) -> None:
+    def __init__(self, library: Any, first: int, dtype: np.dtype) -> None:
+        """`library` is the library's tokenizer; its ids are counted from `first` on."""
         super().__init__()
-        moved = range(len(tokenizer.specials), len(tokenizer))  # the library's ids, moved up by the special tokens
-        self.numbers = [np.array(number, dtype).tobytes() for number in moved]
-        self.model, self.cut = tokenizer._library.model, tokenizer._library.pre_tokenizer.pre_tokenize_str
-        self.signs = {byte: sign for sign, byte in _byte_alphabet().items()}  # how the library writes bytes
+        self.numbers = [np.array(first + number, dtype).tobytes() for number in range(library.get_vocab_size())]
+        self.model, self.cut = library.model, library.pre_tokenizer.pre_tokenize_str
+        self.signs = {byte: sign for sign, byte in byte_alphabet().items()}  # how the library writes bytes
         self.rows: set[int] = set()
         self.classes: dict[str, set[int]] = {name: set() for name in PARTNERS}
         self.apart: set[int] = set()
         self.learn([0])
 
     def encode(self, text: str) -> bytes:
-        """The same ids as `tokenizer.encode(text)`."""
+        """The ids of a text, one after the other. Raises TextError for half a surrogate pair."""
         if not text.isascii() and self.stranger.search(text):
             utf8(text)
             self.learn({ord(character) // ROW for character in text})
-        return b"".join(map(self.__getitem__, self.words(text)))
+        return b"".join([b"".join(map(self.__getitem__, self.words(part))) for part in parts(text)])
 
     def __missing__(self, word: str) -> bytes:
         merged = self.model.tokenize(word.encode().decode("latin-1").translate(self.signs))
@@ -103,3 +87,15 @@ def character_class(codes: set[int]) -> str:
         numbers = [code for _, code in run]
         parts.append(f"\\U{numbers[0]:08x}-\\U{numbers[-1]:08x}")
     return "".join(parts)
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The byte behind each sign of the byte-level alphabet (GPT-2, Radford et al. 2019).
+
+    That alphabet shows every byte as a printable sign: printable Latin-1 stands for itself, and the other
+    bytes take the code points from 256 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [value for value in range(256) if value not in printable]
+    signs = printable + [256 + rank for rank in range(len(others))]
+    return {chr(sign): value for sign, value in zip(signs, printable + others, strict=True)}

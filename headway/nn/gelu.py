@@ -98,8 +98,7 @@ class WithBias(torch.autograd.Function):
         return of_x, sums.sum(0).to(bias.dtype)
 
 
-@torch.library.custom_op("headway::gelu_gradients", mutates_args=(), device_types="cuda")
-def gradients(gradient: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def by_kernel(gradient: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of x (…, D) in GELU(x + b), and the sums for the bias in parts, (P, D)."""
     from headway.nn.kernels.gelu import gelu_gradients
 
@@ -110,6 +109,9 @@ def gradients(gradient: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor
     grid = (math.ceil(width / columns) * len(sums),)
     gelu_gradients[grid](gradient, x, bias, out, sums, x.numel() // width, width, ROWS=ROWS, R=8, C=columns)
     return out, sums
+
+
+gradients = torch.library.custom_op("headway::gelu_gradients", by_kernel, mutates_args=(), device_types="cuda")
 
 
 @gradients.register_fake

@@ -54,8 +54,7 @@ class Beside(torch.autograd.Function):
         return of_x, of_weight, of_bias, None
 
 
-@torch.library.custom_op("headway::norm_gradients", mutates_args=(), device_types="cuda")
-def gradients(
+def by_kernel(
     gradient: Tensor, residual: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradient of x (…, D), from that of its norm and that of the residual beside it; and the sums for the weight
@@ -82,6 +81,9 @@ def gradients(
         num_warps=max(1, padded // 256),
     )
     return out, sums
+
+
+gradients = torch.library.custom_op("headway::norm_gradients", by_kernel, mutates_args=(), device_types="cuda")
 
 
 @gradients.register_fake

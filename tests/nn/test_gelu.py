@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.nn import FeedForward
-from headway.nn.gelu import FAR, GELU, ROWS, ByTail, WithBias, gelu, gradients, in_words, slope, tail, value
-from tests.nn.gpu import HALVES, on_gpu
+from headway.nn.gelu import FAR, GELU, ROWS, ByTail, WithBias, by_kernel, gelu, in_words, slope, tail, value
+from tests.nn.gpu import DEVICE, HALVES, INTERPRETED, by_triton, on_gpu
+
+MANY = [] if INTERPRETED else [(1000, 2048)]  # rows and width, for a GPU
 
 
 def values_and_gradients(function, *given: Tensor) -> list[Tensor]:
@@ -95,18 +97,18 @@ def test_compiled_for_a_gpu_it_means_the_same(dtype: torch.dtype) -> None:
         assert ((each.double() - true).abs() <= 1.1 * torch.finfo(dtype).eps * true.abs() + 3e-5).all()
 
 
-@on_gpu
+@by_triton
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("rows, width", [(1, 1), (3, 20), (ROWS + 1, 128), (2 * ROWS, 136), (1000, 2048)])
+@pytest.mark.parametrize("rows, width", [(1, 1), (3, 20), (ROWS + 1, 128), (2 * ROWS, 136), *MANY])
 def test_the_kernel_computes_what_the_equations_say(dtype: torch.dtype, rows: int, width: int) -> None:
     torch.manual_seed(rows)
-    given = [torch.randn(*shape, device="cuda").to(dtype) for shape in ((rows, width), (rows, width), (width,))]
-    (out, sums), (expected, total) = gradients(*given), in_words(*(each.cpu() for each in given))
+    given = [torch.randn(*shape, device=DEVICE).to(dtype) for shape in ((rows, width), (rows, width), (width,))]
+    (out, sums), (expected, total) = by_kernel(*given), in_words(*(each.cpu() for each in given))
     assert sums.shape == total.shape
     assert ((out.cpu() - expected).abs() <= 2 * torch.finfo(dtype).eps * expected.abs() + 1e-6).all()
     assert float((sums.sum(0).cpu() - total.sum(0)).norm() / total.sum(0).norm()) < 1e-4
     strided = torch.stack([given[2], -given[2]], 1)[:, 0]
-    assert torch.equal(gradients(*given[:2], strided)[0], out)
+    assert torch.equal(by_kernel(*given[:2], strided)[0], out)
 
 
 @on_gpu

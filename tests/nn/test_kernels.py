@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway.nn import Block, FeedForward, SelfAttention, kernels
 from headway.nn.gelu import GELU
+from tests.nn.gpu import needs_triton
 
 GPU = torch.device("cuda")
 ON_GPU: Any = SimpleNamespace(dtype=torch.float16, is_cuda=True)
@@ -22,6 +27,18 @@ def a_machine_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "WITH_TRITON", True)
     monkeypatch.setattr(kernels, "broken", set())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+
+
+@needs_triton
+@pytest.mark.parametrize("kernel", ["short", "gelu", "norm"])
+def test_what_they_compute_where_there_is_no_gpu(kernel: str) -> None:
+    """The tests of a kernel, in a process in which Triton interprets it."""
+    test = Path(__file__).with_name(f"test_{kernel}.py")
+    chosen = "kernel_computes or of_the_equation or share_that_is_dropped"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", chosen, str(test)]
+    surroundings = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, check=False, env=surroundings, capture_output=True, text=True, cwd=test.parents[2])
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 def test_a_kernel_that_does_not_work_is_said_once_and_used_no_more() -> None:

@@ -7,8 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from headway.nn import Block, FeedForward, SelfAttention
-from headway.nn.norm import PARTS, Beside, beside, fits, gradients, in_words
-from tests.nn.gpu import HALVES, on_gpu
+from headway.nn import norm as norms
+from headway.nn.norm import Beside, beside, by_kernel, fits, in_words
+from tests.nn.gpu import DEVICE, HALVES, INTERPRETED, by_triton, on_gpu
+
+MANY = [] if INTERPRETED else [(norms.PARTS + 1, 384), (5 * norms.PARTS, 512)]  # rows and width, for a GPU
 
 
 def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -61,16 +64,21 @@ def test_only_a_plain_norm_is_taken() -> None:
     assert not fits(type("Other", (nn.LayerNorm,), {})(6))
 
 
-@on_gpu
+@by_triton
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("rows, width", [(1, 1), (3, 20), (PARTS + 1, 384), (5 * PARTS, 512), (70, 1000), (9, 4096)])
-def test_the_kernel_computes_what_the_equations_say(dtype: torch.dtype, rows: int, width: int) -> None:
+@pytest.mark.parametrize("parts", [8, norms.PARTS])
+@pytest.mark.parametrize("rows, width", [(1, 1), (3, 20), (17, 384), (70, 1000), (9, 4096), (301, 16), *MANY])
+def test_the_kernel_computes_what_the_equations_say(
+    dtype: torch.dtype, parts: int, rows: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer tokens than parts, as many, and more."""
+    monkeypatch.setattr(norms, "PARTS", parts)
     torch.manual_seed(rows)
-    x, weight, _ = samples(rows, width, device="cuda")
+    x, weight, _ = samples(rows, width, device=DEVICE)
     gradient, residual = torch.randn_like(x), torch.randn_like(x)
     given = [each.to(dtype) for each in (gradient, residual, x, weight)]
     mean, rstd = x.mean(-1, keepdim=True), torch.rsqrt(x.var(-1, correction=0, keepdim=True) + 1e-5)
-    out, sums = gradients(*given, mean, rstd)
+    out, sums = by_kernel(*given, mean, rstd)
     expected, total = in_words(*(each.cpu() for each in (*given, mean, rstd)))
     assert sums.shape == total.shape
     assert float((out.cpu() - expected).float().norm() / expected.float().norm()) < torch.finfo(dtype).eps

@@ -22,7 +22,7 @@ def slope(x):
     """GELU's derivative, as `headway.nn.gelu.slope` has it."""
     near = tl.clamp(x, -MOST, MOST, propagate_nan=tl.PropagateNan.ALL)
     u = tl.abs(near)
-    tail = tl.exp2(T0 + u * (T1 + u * (T2 + u * (T3 + u * (T4 + u * (T5 + u * T6))))))
+    tail = tl.exp2(u * (u * (u * (u * (u * (u * T6 + T5) + T4) + T3) + T2) + T1) + T0)
     return tl.where(x < 0, tail, 1.0 - tail) + near * tl.exp2(near * near * EXPO) * TOP
 
 

@@ -18,6 +18,7 @@ from headway.text.checks import utf8
 
 PART = 1 << 20  # bytes
 NEAR = 1 << 16  # bytes before the end of a part, in which nearly every text has a place
+SIGN = 3  # bytes that may stand before a place
 
 # What stands before a place, as UTF-8. Not among the signs: ' ’ - _, which may stand within a word.
 PLACE = re.compile(
@@ -30,7 +31,7 @@ PLACE = re.compile(
 def last_place(data: bytes | bytearray, begin: int, end: int) -> int:
     """The last place between the bytes `begin` and `end` of a text; 0 where there is none."""
     for near in (max(begin, end - NEAR), begin):
-        for match in reversed([*PLACE.finditer(data, max(0, near - 1), end)]):
+        for match in reversed([*PLACE.finditer(data, max(0, near - SIGN), end)]):
             before = data[max(0, match.end() - 4) : match.end()].decode("utf-8", errors="ignore")
             if before and not before[-1].isspace():
                 return match.end()

@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headway.cli import run_command
 from headway.console import Lines
-from headway.errors import DataError, RunError, SettingsError, UserError
+from headway.errors import DataError, Interrupted, RunError, SettingsError, UserError
 from headway.tasks.corpus import Corpus
 from headway.text import BPE, KINDS, Bytes, Characters, Tokenizer, Words, read_documents, shards
 from headway.text.preparation import blocks, prepare, sources
@@ -842,6 +842,47 @@ def test_what_is_in_flight_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards.Writer, "append", counted)
     prepare([path], "out", "bytes", workers=1)
     assert len(ahead) > 500 and max(ahead) <= 6
+
+
+ODD_PIECES = [*PIECES, *"東京。。、，：", "\r", "\r", "\n", "x" * 70]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.lists(st.sampled_from(ODD_PIECES), min_size=1, max_size=200).map("".join),
+    size=st.integers(2, 60),
+    documents=st.sampled_from(["lines", "file"]),
+)
+@example(text="title\n" + "line\r" * 40, size=20, documents="lines")
+@example(text="a " + "x" * 15 + "。東" + "x" * 70, size=20, documents="file")
+def test_blocks_are_the_same_read_on_or_begun_at(text: str, size: int, documents: str, tmp_path_factory) -> None:
+    """Whoever goes on with a preparation begins at a block that others came to from the beginning."""
+    path = tmp_path_factory.getbasetemp() / "any.txt"
+    path.write_bytes(text.encode())
+    source, reading = [Source.at(str(path))], Reading(documents)
+    with pytest.MonkeyPatch.context() as patch:
+        small_blocks(patch, size)
+        found = [block for block in blocks.blocks(source, reading) if block.data is not None]
+        for number, block in enumerate(found):
+            again = [each for each in blocks.blocks(source, reading, block.place) if each.data is not None]
+            assert [each.data for each in again] == [each.data for each in found[number:]]
+
+
+def test_going_on_in_a_block_that_is_cut_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a version that cuts elsewhere: rather no shards than other ones."""
+    path = write("a.txt", "some words in a line\n" * 40)
+    real = preparing.Preparation.remember
+
+    def killed(self: preparing.Preparation, shard: shards.Shard) -> None:
+        real(self, shard)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparing.Preparation, "remember", killed)
+        with pytest.raises(Interrupted):
+            prepare([path], "out", "bytes", shard_tokens=60)
+    small_blocks(monkeypatch, 22)
+    assert "begun by another version" in refusal([path], "out", "bytes", shard_tokens=60, resume=True)
 
 
 def test_the_command_prints_what_it_made(capsys: pytest.CaptureFixture[str]) -> None:

@@ -155,9 +155,9 @@ def cut(stream: Unpacked, place: Place, form: str, whole: bool) -> Iterator[tupl
 
 
 def after_line(buffer: bytearray, old: int) -> int:
-    """Where the last line of the buffer ends, if it does so after the first `old` bytes; else 0."""
-    end = buffer.rfind(b"\n", old) + 1
-    return end or buffer.rfind(b"\r", max(0, old - 1), len(buffer) - 1) + 1
+    """Where the last line of the buffer ends, if it does so after the first `old` bytes; else 0. One that ends with CR
+    ends here only where no LF follows, which the next byte tells."""
+    return max(buffer.rfind(b"\n", old), buffer.rfind(b"\r", max(0, old - 1), len(buffer) - 1)) + 1
 
 
 # ---- tables

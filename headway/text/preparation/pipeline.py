@@ -364,6 +364,8 @@ class Preparation:
                     continue
                 position.place = block.place
                 tokens, starts = np.frombuffer(part.tokens, dtype), part.starts
+                if position.skip > len(tokens):
+                    raise RunError(f"{self.folder}: begun by another version of Headway; delete it and begin anew")
                 begin = position.skip or int(not writer.tokens)
                 while begin < len(tokens):
                     end = position.skip = min(len(tokens), begin + writer.room)

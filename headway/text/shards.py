@@ -36,7 +36,7 @@ INDEX = "index.json"
 UNFINISHED = "unfinished.json"  # what a preparation that was stopped needs to go on
 FIRST = "shard-00000.bin"  # of the shards, the first
 STARTS = np.dtype("<u8")
-OPEN_MAPS = 128  # memory maps of one corpus that are open at once
+OPEN_MAPS = 4096  # memory maps of one corpus that are open at once
 ENDINGS = ("bin", "idx")
 SHOWN = 5
 
@@ -185,20 +185,28 @@ class Joined:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def take(self, places: np.ndarray) -> np.ndarray:
-        if places.size and (places.min() < 0 or places.max() >= len(self)):
-            raise IndexError(f"places {places.min()} to {places.max()} of {len(self)}")
-        numbers = np.searchsorted(self.ends, places, side="right")
-        found = np.empty(places.shape, self.dtype)
-        for number in np.unique(numbers):
-            here = numbers == number
-            found[here] = self.open(int(number))[places[here] - (self.ends[number - 1] if number else 0)]
-        if found.size and (highest := int(found.max())) >= self.below:  # bits that have changed since it was written
-            file = self.paths[int(numbers.flat[found.argmax()])]
+        """The last axis of `places` is a row, which mostly lies in one file."""
+        if not places.size:
+            return np.empty(places.shape, self.dtype)
+        rows = places.reshape(-1, places.shape[-1])
+        lowest, highest = rows.min(1), rows.max(1)
+        if lowest.min() < 0 or highest.max() >= len(self):
+            raise IndexError(f"places {lowest.min()} to {highest.max()} of {len(self)}")
+        found = np.empty(rows.shape, self.dtype)
+        files = (np.searchsorted(self.ends, edge, side="right").tolist() for edge in (lowest, highest))
+        for row, into, first, last in zip(rows, found, *files, strict=True):
+            for number in range(first, last + 1):
+                base = self.ends[number - 1] if number else 0
+                here = (base <= row) & (row < self.ends[number]) if first < last else slice(None)
+                into[here] = self.open(number)[row[here] - base]
+        if (highest_id := int(found.max())) >= self.below:  # bits that have changed since it was written
+            place = int(rows.flat[found.argmax()])
+            file = self.paths[int(np.searchsorted(self.ends, place, side="right"))]
             raise DataError(
-                f"{file}: damaged (token {highest}, and the vocabulary has {self.below:,}); headway data check "
+                f"{file}: damaged (token {highest_id}, and the vocabulary has {self.below:,}); headway data check "
                 f"{file.parent} names every file that has changed; copy the folder again or prepare the corpus anew"
             )
-        return found
+        return found.reshape(places.shape)
 
 
 class Shards:

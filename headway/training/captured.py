@@ -103,7 +103,8 @@ class Captured(Engine):
                     self.forget_gradients()
                 if not isinstance(error, Exception):
                     raise
-                if not is_out_of_memory(error):
+                # what ends a capture that broke off may fail as well, and hide the reason
+                if not is_out_of_memory(error) and not is_out_of_memory(error.__context__ or error):
                     raise CannotCapture(one_line(str(error))[:200] or type(error).__name__) from error
                 if 2 * self.accumulate > max(len(buffer.inputs) for buffer in self.buffers):
                     raise
@@ -123,7 +124,8 @@ class Captured(Engine):
         self.optimizer.restore(saved)
         self.forget_gradients()
         graph = torch.cuda.CUDAGraph()
-        with undisturbed(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        here = torch.cuda.stream(torch.cuda.current_stream())  # which a capture that fails does not go back to by itself
+        with undisturbed(), here, torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self.loss, self.norm, self.means = self.body()
         return graph
 

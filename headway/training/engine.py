@@ -108,8 +108,11 @@ class Plain(Engine):
                 with peers.exchanging(number == len(pieces)):
                     share = streams[place].weight / int(learned[place])
                     sums[place] += self.gradients(peers.forward, streams[place], piece.to(device), share)
-        means = ranks.total(sums) / learned.to(device)
-        loss = (means * torch.tensor([stream.weight for stream in streams], device=device)).sum()
+        summed = zip(ranks.total(sums).unbind(), learned.tolist(), strict=True)
+        means = [each / count for each, count in summed]  # by numbers at hand: nothing waits for a device
+        loss = sum(
+            (stream.weight * mean for stream, mean in zip(streams, means, strict=True)), torch.zeros((), device=device)
+        )
         with during("clipping"):
             self.optimizer.unscale()
             norm = clip_gradients(self.model, self.clip)
@@ -117,7 +120,7 @@ class Plain(Engine):
             self.optimizer.step_if_finite(loss, norm)
             self.optimizer.zero_grad()
         positions = int(ranks.total(torch.tensor(sum(piece.inputs.numel() for _, piece in pieces))))
-        losses = dict(zip((stream.name for stream in streams), means.unbind(), strict=True))
+        losses = dict(zip((stream.name for stream in streams), means, strict=True))
         return Outcome(int(tokens.sum()), positions, loss, norm, losses)
 
     def gradients(self, model: nn.Module, stream: Stream, piece: Batch, share: float) -> Tensor:

@@ -512,7 +512,7 @@ def check_changes(directory: Path, settings: RunSettings, accept_changes: bool, 
 
 def standing(directory: Path, back_to: int | None) -> int:
     """The step that a run which is resumed goes on from."""
-    return (Checkpoints(directory).latest(lambda note: None) or 0) if back_to is None else back_to
+    return Checkpoints(directory).standing() if back_to is None else back_to
 
 
 def check_data(

@@ -290,14 +290,14 @@ def test_what_somebody_elses_file_says_is_not_ours_to_mend(run_file: Path, tmp_p
 def test_the_way_to_go_on_can_be_pasted(run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.chdir(run_file.parent)
     with monkeypatch.context() as patch:
-        record = Trainer.record
+        record = Trainer.write
 
         def stop(self: Trainer, line: dict[str, Any]) -> None:
             record(self, line)
             if line["step"] == 8:
                 os.kill(os.getpid(), signal.SIGINT)
 
-        patch.setattr(Trainer, "record", stop)
+        patch.setattr(Trainer, "write", stop)
         assert run_command(["train", "tiny.toml", "--out", "my notes"]) == 130
     way = capsys.readouterr().err.rsplit("go on with: headway ", 1)[1]
     assert way == "train 'my notes' --resume\n"

@@ -67,14 +67,14 @@ def test_without_a_directory_a_finished_demo_is_kept(tmp_path: Path, monkeypatch
 
 def stop_at_step(monkeypatch: pytest.MonkeyPatch, stage: str, step: int) -> None:
     """Send a SIGINT when a run records this step."""
-    plain = Trainer.record
+    plain = Trainer.write
 
     def record(self: Trainer, record: dict[str, Any]) -> None:
         plain(self, record)
         if (record["stage"], record["step"]) == (stage, step) and "loss" in record:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Trainer, "record", record)
+    monkeypatch.setattr(Trainer, "write", record)
 
 
 EVERY = ["pretraining.training.log_every=1", "training.log_every=1", *SMALL]

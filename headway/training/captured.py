@@ -124,7 +124,7 @@ class Captured(Engine):
         self.optimizer.restore(saved)
         self.forget_gradients()
         graph = torch.cuda.CUDAGraph()
-        here = torch.cuda.stream(torch.cuda.current_stream())  # which a capture that fails does not go back to by itself
+        here = torch.cuda.stream(torch.cuda.current_stream())  # a capture that fails does not come back by itself
         with undisturbed(), here, torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self.loss, self.norm, self.means = self.body()
         return graph

@@ -51,8 +51,8 @@ class State:
     tokenizer: str = ""  # fingerprint of the tokenizer these weights were trained with
     skipped: int = 0  # steps that changed nothing because their loss or gradient was no number
     skipped_in_a_row: int = 0
-    given_up: bool = False  # the next step was no number, and no regular checkpoint since: weights may be spoilt
-    unscored: bool = False  # the evaluation that was due at this step failed, or was broken off
+    given_up: bool = False  # a step around here was no number, and no regular checkpoint since: weights may be spoilt
+    unscored: bool = False  # an evaluation is due at this step, and still to be made
 
 
 @dataclass
@@ -176,6 +176,12 @@ class Checkpoints:
             return self.state(step).best_step
         except (OSError, ValueError, TypeError, AttributeError, RunError):  # damaged, and never used again
             return None
+
+    def standing(self) -> int:
+        """The step that whoever resumes goes on from, as `finish` and `latest` will find it; 0 before the first."""
+        unnamed = {NUMBER.fullmatch(path.name[1:-4]): path for path in self.directory.glob(".step-*.tmp")}
+        steps = [int(number[1]) for number, path in unnamed.items() if number and is_whole(path)]
+        return max([self.latest(lambda note: None) or 0, *steps])
 
     def finish(self) -> None:
         """Give its name to a checkpoint that was whole when its process was killed. For the owner of the run."""
@@ -396,6 +402,13 @@ def damage(folder: Path) -> str | None:
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     return None
+
+
+def is_whole(folder: Path) -> bool:
+    try:
+        return damage(folder) is None
+    except OSError:
+        return False
 
 
 def holds_weights(name: str) -> bool:

@@ -306,12 +306,12 @@ class Trainer:
             self.report.progress(stage.name, settings.steps, state.step - stage.begin) as progress,
             self.rescued(stage, plan, progress),
         ):
-            owed, state.unscored = self.is_owed(stage), False
+            owed = state.unscored = self.is_owed(stage)
             while owed or state.step < stage.end:
                 if not owed:
                     self.advance(stage, plan, progress)
                 step, last = state.step - stage.begin, state.step >= stage.end
-                scored = owed or due(settings.evaluate_every, step) or (last and stage.final)
+                scored = state.unscored
                 saved = owed or due(settings.checkpoint_every, step) or last
                 if scored or saved:
                     self.catch_up(stage, plan, progress)
@@ -359,6 +359,7 @@ class Trainer:
             plan.unseen.see(step, done)
         state.step += 1
         state.tokens += done.tokens
+        state.unscored = due(settings.evaluate_every, step + 1) or (stage.final and state.step >= stage.end)
         self.counted = True
         if logged or (plan.line is not None and (self.ranks.size > 1 or plan.line.numbers.arrived())):
             self.settle(stage, plan, progress)  # all processes at the same step
@@ -422,7 +423,8 @@ class Trainer:
                 **plan.meter.read(),
                 **({"skipped": self.state.skipped} if self.state.skipped else {}),
             }
-            self.record(record)
+            self.write(record)
+            self.show(record)
             progress.update(line.step, record)
             self.warn_of_spike(stage, plan, record)
         self.judge(stage, plan, bad, longest)
@@ -480,7 +482,7 @@ class Trainer:
         steps = self.ranks.led(self.saved_steps)
         before = f"; the last checkpoint is of step {steps[-1]:,}" if steps else ""
         if steps[:-1]:
-            before += f" (go back to an earlier one with --resume --back-to {steps[-2]})"
+            before += f" (go back to an earlier one with --resume --back-to {self.ranks.led(self.steady)})"
         elif steps:
             before += ", and may be spoilt already: there is no earlier one, so begin anew if it fails again"
         rate = plan.rate(step) * settings.learning_rate
@@ -504,7 +506,8 @@ class Trainer:
     def save(self, stage: Stage, plan: Plan, regular: bool = True) -> None:
         """Write a checkpoint, in the background; weights that are not numbers are never saved.
 
-        After a run was given up, only a `regular` one lets go of those before: one of them may be the better.
+        Among steps without numbers, and after a run was given up for these, those before are not let go of, as one of
+        them may be the better: not until a `regular` one behind a step that was fine.
         """
         if self.ranks.highest(not all_finite(self.model)):
             last = self.last_checkpoint()
@@ -514,7 +517,7 @@ class Trainer:
                 f"Lower {stage.place}.learning_rate or lengthen {stage.place}.warmup"
             )
         with during("checkpoints"):
-            self.state.given_up = self.state.given_up and not regular
+            self.state.given_up = self.state.skipped_in_a_row > 0 or (self.state.given_up and not regular)
             keep = sys.maxsize if self.state.given_up else stage.settings.keep
             self.writer.save(self.model, plan.optimizer, self.state, keep)
             self.saved = self.state.step
@@ -553,6 +556,12 @@ class Trainer:
         self.writer.wait()
         return self.checkpoints.steps()
 
+    def steady(self) -> int:
+        """Of at least two checkpoints, the newest but the last that was saved with nothing wrong; else that before."""
+        *earlier, _ = self.saved_steps()
+        fine = (step for step in reversed(earlier) if not self.checkpoints.state(step).given_up)
+        return next(fine, earlier[-1])
+
     def last_checkpoint(self) -> int | None:
         return max(self.saved_steps(), default=None)
 
@@ -563,9 +572,7 @@ class Trainer:
         precision, why = devices.choose_precision(device, settings.precision, self.model.settings.width)
         seed = mix(settings.seed, stage.name)
         streams = streams_of(stage, seed)
-        optimizer = optimizers.build_optimizer(self.model, settings, precision)
-        if self.resumed_at is not None and stage.begin < self.state.step:
-            self.checkpoints.load_optimizer(self.state.step, optimizer)
+        optimizer = self.optimizer(stage, device, precision)
         engine, words = self.layout.engine(streams, optimizer, seed, precision, settings, self.report.say)
         words.append(optimizers.choose_fused(device, settings.fused)[1])
         asked = {settings.engine, settings.batches, settings.fused} - {"auto", "plain"}
@@ -586,6 +593,19 @@ class Trainer:
         meter = Meter(self.state, costs, peak and peak * self.ranks.size, device)
         return Plan(engine, rate, optimizer, streams, spikes, device.type == "cpu", Unseen(), meter, threads)
 
+    def optimizer(self, stage: Stage, device: torch.device, precision: torch.dtype) -> optimizers.Optimizer:
+        """A stage's optimizer as the run left it; that of the stage before, to be saved again, where a stage that is
+        scored only has no steps."""
+        step, settings = self.state.step, stage.settings
+        if not settings.steps:
+            settings = next((each.settings for each in reversed(self.stages) if each.begin < step), settings)
+            precision, _ = devices.choose_precision(device, settings.precision, self.model.settings.width)
+            self.ranks.led(self.saved_steps)
+        optimizer = optimizers.build_optimizer(self.model, settings, precision)
+        if step and (not stage.settings.steps or (self.resumed_at is not None and stage.begin < step)):
+            self.checkpoints.load_optimizer(step, optimizer)
+        return optimizer
+
     def threads(self, settings: TrainingSettings, costs: Costs, device: torch.device) -> int:
         """How many threads a stage's steps are given: as many as its largest piece of rows keeps busy."""
         if device.type != "cpu":
@@ -601,18 +621,16 @@ class Trainer:
             with during("evaluation"), self.stops.at_once(self.ranks.size == 1):
                 result = self.layout.evaluate(task)  # in float32, as whoever loads the run will see it
         except Stopped:
-            state.unscored = True
             return False, False
-        except Exception:
-            state.unscored = True
-            raise
         numbers = {key: value for key, value in result.items() if isinstance(value, int | float)}
         shown = {key: value for key, value in numbers.items() if math.isfinite(value)}  # JSON has no others
+        record = {"stage": stage.name, "step": state.step, "evaluation": shown}
         value = numbers.get(task.metric)
-        better = enough = False
         if value is not None:
             where = "dev" if stage.final else "evaluation:"
             self.report.say(f"{stage.name}: {stage.at(state.step)}: {where} {scores({task.metric: value})[0]}")
+        self.write(record)
+        better = enough = state.unscored = False  # from here on it was made; what failed before is made again
         if value is not None and stage.final:
             best = state.best_value
             ahead = best is None or (value > best if task.higher_is_better else value < best)
@@ -622,7 +640,7 @@ class Trainer:
             state.since_best = 0 if better else state.since_best + 1
             enough = self.is_enough(stage)
         state.done = stage.final and (enough or state.step >= stage.end)
-        self.record({"stage": stage.name, "step": state.step, "evaluation": shown})  # whoever watches it may fail
+        self.show(record)
         if enough:
             self.report.say(f"{stage.name}: no better score in {state.since_best} evaluations, stopping early")
         return better, enough
@@ -631,12 +649,16 @@ class Trainer:
         """Whether there was no better score for as many evaluations as the stage has patience for."""
         return 0 < stage.settings.patience <= self.state.since_best
 
-    def record(self, record: dict[str, Any]) -> None:
-        if not self.ranks.leads:
-            return
-        with named(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-        self.watch(record)
+    def write(self, record: dict[str, Any]) -> None:
+        """Add a line to metrics.jsonl."""
+        if self.ranks.leads:
+            with named(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+
+    def show(self, record: dict[str, Any]) -> None:
+        """To whoever watches, who may fail."""
+        if self.ranks.leads:
+            self.watch(record)
 
 
 def streams_of(stage: Stage, seed: int) -> list[Stream]:

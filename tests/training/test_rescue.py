@@ -24,7 +24,7 @@ from headway.training import checkpoint
 from headway.training.checkpoint import Checkpoints, Snapshot, Writer
 from headway.training.engine import Outcome, Plain
 from headway.training.loop import Trainer
-from tests.training.faults import LOGGED
+from tests.training.faults import LOGGED, Spoilt
 from tests.training.test_checkpoint import Said
 from tests.training.test_resume import StopAt, final_weights, same
 
@@ -119,6 +119,74 @@ def test_an_evaluation_that_failed_on_the_way_is_made_when_the_run_is_resumed(
     assert seen[0] == seen[1] and seen[0][0] == 11
     scores = [[each for each in one.metrics if "evaluation" in each] for one in (whole, run)]
     assert scores[0] == scores[1]
+    assert same(final_weights(run.path), final_weights(whole.path))
+
+
+class Once:
+    """Fails once: at the line of a step or of its evaluation, as it is said, written or shown."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, where: str, step: int, of_evaluation: bool) -> None:
+        self.where, self.step, self.of_evaluation, self.failed = where, step, of_evaluation, False
+        plain = Trainer.write
+
+        def write(trainer: Trainer, record: dict[str, Any]) -> None:
+            self.at("write", record)
+            plain(trainer, record)
+
+        monkeypatch.setattr(Trainer, "write", write)
+
+    def at(self, where: str, record: dict[str, Any]) -> None:
+        wanted = (self.where, self.step, self.of_evaluation)
+        if not self.failed and wanted == (where, record["step"], "evaluation" in record):
+            self.failed = True
+            raise ValueError("once")
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        self.at("show", record)
+
+
+class SaysOnce(Said):
+    """Whose words about an evaluation fail once, as those to a terminal that is gone."""
+
+    def __init__(self, once: Once) -> None:
+        super().__init__()
+        self.once = once
+
+    def say(self, line: str) -> None:
+        if f"step {self.once.step} of the run: dev" in line:
+            self.once.at("say", {"step": self.once.step, "evaluation": {}})
+        super().say(line)
+
+
+@pytest.mark.parametrize(
+    ("where", "of_evaluation"), [("write", False), ("show", False), ("say", True), ("write", True), ("show", True)]
+)
+@pytest.mark.parametrize("step", [8, 10, 12])
+def test_no_evaluation_is_lost_or_made_twice_whatever_fails_around_it(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, of_evaluation: bool, step: int
+) -> None:
+    """Scores and patience are those of a run in which nothing failed."""
+    values, now = {8: 0.5, 10: 0.3, 12: 0.4, 14: 0.9, 16: 0.8}, [0]
+    plain = Trainer.evaluate
+
+    def evaluate(self: Trainer, *given: Any) -> Any:
+        now[0] = self.state.step
+        return plain(self, *given)
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    monkeypatch.setattr(QuestionAnswering, "evaluate", lambda *given, **options: {"accuracy": values[now[0]]})
+    sets = [*RARELY, "training.evaluate_every=2", "training.patience=2", "training.steps=10"]
+    whole = headway.train(run_file, tmp_path / "whole", sets)
+    assert whole.state.step == 12
+    once = Once(monkeypatch, where, step, of_evaluation)
+    with pytest.raises(ValueError, match="once"):
+        headway.train(run_file, tmp_path / "run", sets, watch=once, report=SaysOnce(once))
+    assert Checkpoints(tmp_path / "run").steps()[-1] == step
+    run = headway.train(run_file, tmp_path / "run", sets, resume=True)
+    states = [(each.step, each.best_step, each.best_value, each.since_best) for each in (whole.state, run.state)]
+    assert states[0] == states[1]
+    records = [[line for line in one.metrics if "evaluation" in line] for one in (whole, run)]
+    assert records[0] == records[1]
     assert same(final_weights(run.path), final_weights(whole.path))
 
 
@@ -358,6 +426,24 @@ def test_a_run_that_was_given_up_keeps_earlier_checkpoints_and_goes_back_to_them
     assert same(final_weights(out), expected)
 
 
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_checkpoints_among_bad_steps_let_go_of_no_good_one(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """Weights may be spoilt before a loss is no number: what was saved in peace is kept, and named."""
+    out, sets = tmp_path / "run", [*LOGGED, "training.steps=30", f"training.checkpoint_every={every}"]
+    with monkeypatch.context() as patch:
+        Spoilt(patch, set(range(10, 30)))
+        with pytest.raises(UserError, match="10 such steps in a row") as caught:
+            headway.train(run_file, out, [*sets, "training.bad_steps=skip"])
+    good = [6 + step for step in range(every, 11, every)][-2:]
+    there = Checkpoints(out).steps()
+    assert set(good) <= set(there) and max(there) == 6 + 19
+    assert f"--back-to {good[-1]}" in str(caught.value)
+    run = headway.train(run_file, out, [*sets, "training.bad_steps=skip"], resume=True)
+    assert run.state.done and len(Checkpoints(out).steps()) <= 3  # the last two and the best
+
+
 def test_to_go_back_removes_what_comes_after(run_file: Path, tmp_path: Path) -> None:
     sets = [*LOGGED, "training.checkpoint_every=1", "training.keep=9"]
     run = headway.train(run_file, tmp_path / "run", sets)
@@ -433,6 +519,21 @@ def test_a_checkpoint_that_was_killed_before_it_had_its_name_is_gone_on_from(run
     report = Said()
     headway.train(run_file, out, LOGGED, resume=True, report=report)
     assert any("resuming after step 8" in line for line in report.lines)
+
+
+def test_changes_are_judged_by_where_a_killed_run_stands(run_file: Path, tmp_path: Path) -> None:
+    """At a step of its second stage, also where that checkpoint was whole and had no name yet."""
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        headway.train(run_file, out, [*RARELY, "training.optimizer=muon"], watch=StopAt(9))
+    folder = out / "checkpoints"
+    assert Checkpoints(out).steps() == [6, 9]
+    (folder / "step-00000009").rename(folder / ".step-00000009.tmp")
+    with pytest.raises(RunError, match="cannot change any more"):
+        headway.train(run_file, out, [*RARELY, "training.optimizer=adamw"], resume=True, accept_changes=True)
+    (folder / ".step-00000009.tmp" / "manifest.json").unlink()  # now it is no checkpoint, and the stage has not begun
+    run = headway.train(run_file, out, [*RARELY, "training.optimizer=adamw"], resume=True, accept_changes=True)
+    assert run.state.done
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_its_record_anew(

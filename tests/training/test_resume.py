@@ -88,6 +88,24 @@ def test_a_last_stage_of_no_steps_is_scored_also_after_a_stop(run_file: Path) ->
     assert same(final_weights(again.path), final_weights(whole.path))
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_pretraining_goes_on_where_nothing_is_trained_after_it(run_file: Path, optimizer: str) -> None:
+    """More steps of it, given to a finished run, are those of a run that had them from the start."""
+    constant = [
+        "pretraining.training.schedule=constant",
+        "pretraining.training.warmup=0",
+        f"pretraining.training.optimizer={optimizer}",
+        "training.steps=0",
+        "training.warmup=0",
+    ]
+    expected = final_weights(headway.train(run_file, run_file.parent / "whole", constant).path)
+    out = run_file.parent / "run"
+    short = headway.train(run_file, out, [*constant, "pretraining.training.steps=3"])
+    assert short.state.done and short.state.step == 3
+    longer = headway.train(run_file, out, constant, resume=True, accept_changes=True)
+    assert longer.state.done and same(final_weights(out), expected)
+
+
 def test_a_killed_process_resumes_from_its_last_checkpoint(run_file: Path) -> None:
     """SIGKILL in the middle: no goodbye, no half files that count."""
     folder = run_file.parent

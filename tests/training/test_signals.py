@@ -41,14 +41,14 @@ class SignalAt:
     """Sends this process a signal when a certain step is recorded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, step: int) -> None:
-        plain = Trainer.record
+        plain = Trainer.write
 
         def record(self: Trainer, record: dict[str, Any]) -> None:
             plain(self, record)
             if record["step"] == step:
                 os.kill(os.getpid(), number)
 
-        monkeypatch.setattr(Trainer, "record", record)
+        monkeypatch.setattr(Trainer, "write", record)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -318,7 +318,7 @@ def test_an_evaluation_is_left_at_once_and_made_when_the_run_is_resumed(
 ) -> None:
     settings = load_settings(run_file, [*LOGGED, "training.evaluate_every=2", "pretraining.training.evaluate_every=3"])
     whole = headway.train(settings, tmp_path / "whole")
-    plain, began, record, at = Layout.evaluate, [], Trainer.record, at_step(monkeypatch)
+    plain, began, record, at = Layout.evaluate, [], Trainer.write, at_step(monkeypatch)
 
     def evaluate(self: Layout, task: Any) -> dict[str, Any]:
         if at() == step and not began:
@@ -335,7 +335,7 @@ def test_an_evaluation_is_left_at_once_and_made_when_the_run_is_resumed(
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Layout, "evaluate", evaluate)
-    monkeypatch.setattr(Trainer, "record", tell)
+    monkeypatch.setattr(Trainer, "write", tell)
     with pytest.raises(Interrupted, match=f"after step {step}, state saved, its evaluation is still to be made"):
         headway.train(settings, tmp_path / "run")
     assert time.monotonic() - began[0] < 10

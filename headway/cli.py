@@ -6,6 +6,7 @@ SIGTERM (training state saved).
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ from typing import Annotated, Optional
 import typer
 
 from headway import __version__
-from headway.console import show_anything
+from headway.console import Lines, show_anything
 from headway.cores import share_cores
 from headway.errors import Interrupted, Quit, UserError, hear_no_more
 from headway.files import is_full, to_nowhere
@@ -410,10 +411,10 @@ def run_command(arguments: list[str]) -> int:
         code = fail(str(error), error.code)
     except KeyboardInterrupt:
         code = fail("interrupted", 130)
-    except BrokenPipeError:  # whoever read our output has seen enough
-        to_nowhere(sys.stdout.fileno())
     except Exception as error:
-        if hasattr(error, "format_message"):
+        if is_unread(error):
+            to_nowhere(sys.stdout.fileno())
+        elif hasattr(error, "format_message"):
             code = wrong_arguments(error)
         elif isinstance(error, OSError) and is_full(error):
             where = f"{error.filename}: " if error.filename else ""
@@ -423,6 +424,13 @@ def run_command(arguments: list[str]) -> int:
         else:
             raise
     return code
+
+
+def is_unread(error: Exception) -> bool:
+    """Whether nobody is there any more to read what is printed: a program that has seen enough, a closed terminal."""
+    return isinstance(error, BrokenPipeError) or (
+        isinstance(error, OSError) and error.errno == errno.EIO and error.filename is None
+    )
 
 
 def wrong_arguments(error: Exception) -> int:
@@ -436,5 +444,5 @@ def wrong_arguments(error: Exception) -> int:
 
 
 def fail(message: str, code: int) -> int:
-    print(f"headway: {message}", file=sys.stderr)
+    Lines().say(f"headway: {message}")
     return code

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from headway.files import to_nowhere
 
@@ -29,6 +29,7 @@ class Progress:
 
 
 spent_aside = 0.0  # seconds that no progress counts
+spent_between = 0.0  # seconds between steps, for something that comes now and then
 
 
 def working_time() -> float:
@@ -47,8 +48,20 @@ def uncounted() -> Iterator[None]:
         spent_aside += time.monotonic() - began
 
 
+@contextmanager
+def between_steps() -> Iterator[None]:
+    """What happens inside comes now and then between the steps whose progress is shown: an evaluation."""
+    global spent_between  # noqa: PLW0603 - one process shows one progress
+    began = working_time()
+    try:
+        yield
+    finally:
+        spent_between += working_time() - began
+
+
 class Estimate:
-    """How long the rest of `total` will take, at the pace of the last half minute or of the last two updates.
+    """How long the rest of `total` will take: steps at the pace of the last half minute or of the last two updates, and
+    with them as much between the steps as there was for each so far.
 
     Before the first update lies what is done once: reading, compiling. It counts only as long as nothing else is known,
     and not at all if the update says that less than a hundredth is done.
@@ -56,12 +69,14 @@ class Estimate:
 
     def __init__(self, total: int, done: int, window: float = 30.0) -> None:
         self.total, self.window = total, window
-        self.began = working_time()
-        self.marks = deque([(self.began, done)])
+        self.began, self.between, self.first = working_time(), spent_between, done
+        self.ended = self.began
+        self.marks = deque([(self.began - spent_between, done)])
         self.updates = 0
 
     def update(self, done: int) -> None:
-        now = working_time()
+        self.ended = working_time()
+        now = self.ended - spent_between
         if self.updates == 1:
             self.marks.popleft()
         self.updates += 1
@@ -77,11 +92,11 @@ class Estimate:
         """`2:03 left`, `in 4:06` when all is done, and nothing where no pace is known yet."""
         (before, first), (after, last) = self.marks[0], self.marks[-1]
         if last >= self.total:
-            return f"in {clock(after - self.began)}"
+            return f"in {clock(self.ended - self.began)}"
         if last <= first or (self.updates == 1 and 100 * (last - first) < self.total):
             return ""
-        left = max(0.0, after - before) / (last - first) * (self.total - last)
-        return f"{clock(left)} left"
+        step, between = (after - before) / (last - first), (spent_between - self.between) / (last - self.first)
+        return f"{clock(max(0.0, step + between) * (self.total - last))} left"
 
 
 class Reporter:
@@ -95,18 +110,39 @@ class Reporter:
         yield Progress()
 
 
+class Lasting:
+    """A stream that outlasts whoever reads it. Where its pipe or terminal is gone or its disk is full, what is written
+    goes nowhere from then on, and the work goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self.stream.write(text)
+        except OSError:
+            to_nowhere(self.stream.fileno())
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self.stream.flush()
+        except OSError:
+            to_nowhere(self.stream.fileno())
+
+
 class Lines(Reporter):
     """One plain line for each thing said, and one every few seconds of progress."""
 
     def __init__(self, file: TextIO | None = None, seconds: float = 5.0) -> None:
-        self.file = file or sys.stderr
+        self.file = Lasting(file or sys.stderr)
         self.seconds = seconds
 
     def say(self, text: str) -> None:
-        try:
-            print(text, file=self.file, flush=True)
-        except BrokenPipeError:  # whoever read it has gone, and the work goes on
-            to_nowhere(self.file.fileno())
+        print(text, file=self.file, flush=True)
 
     @contextmanager
     def progress(self, name: str, total: int, done: int = 0) -> Iterator[Progress]:
@@ -135,7 +171,7 @@ class Terminal(Reporter):
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
 
-        self.console = console or Console(stderr=True, highlight=False)
+        self.console = console or Console(file=cast(TextIO, Lasting(sys.stderr)), highlight=False)
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)

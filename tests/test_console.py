@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,18 @@ from rich.console import Console
 
 import headway
 from headway import console
-from headway.console import Estimate, Lines, LiveProgress, Terminal, describe, numbers, reporter, uncounted
+from headway.console import (
+    Estimate,
+    Lasting,
+    Lines,
+    LiveProgress,
+    Terminal,
+    between_steps,
+    describe,
+    numbers,
+    reporter,
+    uncounted,
+)
 
 RECORD = {"stage": "training", "step": 1240, "loss": 2.34567, "learning_rate": 6e-4, "tokens_per_second": 1234567.8}
 FACTS = ("loss 2.3457", "rate 6.00e-04", "1,234,568 tokens/s")
@@ -103,6 +115,23 @@ def test_what_is_uncounted_changes_no_estimate(clock: Clock) -> None:
         assert estimate.words() == ("in 0:15" if done == 30 else f"0:{(30 - done) // 2:02d} left")
 
 
+def test_what_comes_now_and_then_counts_for_all_steps_that_are_left(clock: Clock) -> None:
+    """Steps of a second, and after every twentieth an evaluation of 50, which no half a minute shows as it is."""
+    estimate, wrong = Estimate(total=200, done=0), []
+    for done in range(1, 201):
+        clock.now += 1.0
+        if done % 10 == 0:
+            estimate.update(done)
+            if 20 < done < 200:
+                minutes, seconds = estimate.words().removesuffix(" left").split(":")
+                wrong.append((60 * int(minutes) + int(seconds)) / (200 - done + 50 * len(range(done // 20, 10))))
+        if done % 20 == 0:
+            with between_steps():
+                clock.now += 50.0
+    assert all(0.5 < share < 1.5 for share in wrong), wrong
+    assert estimate.words() == f"in {console.clock(200 + 9 * 50)}"  # the last one follows
+
+
 def test_what_is_done_says_how_long_it_took_and_a_clock_that_goes_back_does_no_harm(clock: Clock) -> None:
     estimate = Estimate(total=10, done=0)
     clock.now -= 50
@@ -126,6 +155,28 @@ def test_a_plain_line_has_step_loss_rate_speed_and_time_left(clock: Clock) -> No
     assert [int(re.search(r"step (\d+)/300", line)[1]) for line in lines] == [110, 140, 170, 200, 230, 260, 290, 300]
     assert lines[0] == "training: step 110/300  loss 2.3457  rate 6.00e-04  1,234,568 tokens/s  0:38 left"
     assert lines[-1].endswith("tokens/s  in 0:40")
+
+
+@pytest.mark.parametrize("kind", ["lines", "live"])
+def test_a_terminal_that_goes_away_stops_no_work(kind: str) -> None:
+    """As for a program in the background, which is not told when its terminal is closed."""
+    ours, theirs = os.openpty()
+    with open(theirs, "w", encoding="utf-8") as file:
+        stream = Lasting(file)
+        shown: Any = Lines(file) if kind == "lines" else Terminal(Console(file=stream, force_terminal=True, width=80))
+        with shown.progress("training", 10) as progress:
+            shown.say("before")
+            os.close(ours)
+            for done in range(1, 11):
+                shown.say(f"step {done}")
+                progress.update(done, RECORD)
+
+
+def test_a_full_disk_for_words_stops_no_work() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        lines = Lines(full)
+        for _ in range(3):
+            lines.say("x" * 10_000)
 
 
 def test_a_record_without_numbers_leaves_no_holes(clock: Clock) -> None:

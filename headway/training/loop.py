@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from headway.console import Progress, Reporter, scores
+from headway.console import Progress, Reporter, between_steps, scores
 from headway.errors import Interrupted, UserError
 from headway.files import named, read_json_lines, write_json_lines
 from headway.memory import is_out_of_memory
@@ -618,7 +618,7 @@ class Trainer:
         the last that is `saved` anyway: it has learned more."""
         task, state = stage.task, self.state
         try:
-            with during("evaluation"), self.stops.at_once(self.ranks.size == 1):
+            with during("evaluation"), between_steps(), self.stops.at_once(self.ranks.size == 1):
                 result = self.layout.evaluate(task)  # in float32, as whoever loads the run will see it
         except Stopped:
             return False, False

@@ -17,9 +17,10 @@ import hashlib
 import json
 import operator
 import re
+import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,7 +30,7 @@ import numpy as np
 from headway.errors import DataError, TextError, UserError, nearest
 from headway.files import write_text
 from headway.text.checks import named, never_seen, refuse_size, refuse_small, some_text, utf8
-from headway.text.cutting import parts
+from headway.text.cutting import parts, without_endless_words
 from headway.text.lookup import Lookup, byte_alphabet
 from headway.text.plain import read_text
 
@@ -255,6 +256,7 @@ class Words(Tokenizer):
 
     kind = "words"
     lead = " "
+    longest = 64  # characters of a word that gets a token: what is longer is no word
     # A word (with inner apostrophes and hyphens), a sign, or one whitespace character: no text leaves a gap.
     pattern = re.compile(r" ?\w+(?:['’-]\w+)*| ?[^\w\s]|\s")
 
@@ -277,7 +279,8 @@ class Words(Tokenizer):
             for part in parts(cls.lead + text):
                 counts.update(cls.pattern.findall(part))
             characters.update(text)
-        words = sorted((word for word in counts if len(word) > 1), key=lambda word: (-counts[word], word))
+        words = [word for word in counts if 1 < len(word) <= cls.longest]
+        words.sort(key=lambda word: (-counts[word], word))
         if size is not None:
             least = len(SPECIALS) + len(characters)
             refuse_small(size, least, f"special tokens and {len(characters)} characters")
@@ -358,9 +361,10 @@ class BPE(Tokenizer):
             nonlocal seen
             for text in some_text(texts):
                 seen = seen or unspaced.search(text) is not None
-                yield from parts(cls.lead + text)
+                for part in parts(cls.lead + text):
+                    yield from without_endless_words(part)
 
-        library.train_from_iterator(read(), trainer=trainer)
+        heard_meanwhile(lambda: library.train_from_iterator(read(), trainer=trainer))
         if not seen:
             library.pre_tokenizer = words  # the rule that parted nothing is left out
         return cls(json.loads(library.to_str()))
@@ -412,6 +416,24 @@ def load(path: str | Path) -> Tokenizer:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not a Headway tokenizer: not JSON ({error})") from None
     return Tokenizer.from_json(data, source=str(path))
+
+
+def heard_meanwhile(work: Callable[[], object]) -> None:
+    """Do something long that is not Python's; what a signal raises meanwhile is heard, and ends the wait."""
+    errors: list[BaseException] = []
+
+    def done() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=done, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+    if errors:
+        raise errors[0]
 
 
 def _code_points(text: str) -> np.ndarray:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import threading
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.text import BPE, KINDS, cutting
-from headway.text.cutting import last_place, parts
+from headway.text import BPE, KINDS, Words, cutting
+from headway.text.cutting import last_place, parts, without_endless_words
+from headway.text.tokenizers import heard_meanwhile
 
 PIECES = [
     *"ab1_-.,:\"'’)½é東京は。，・々한ไ",
@@ -68,3 +73,36 @@ def test_there_may_be_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutting, "PART", 10)
     assert list(parts("x" * 100)) == ["x" * 100]
     assert list(parts("x" * 100 + " " + "y" * 15)) == ["x" * 100, " " + "y" * 15]
+
+
+def test_endless_words_are_learned_from_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "a word, " + "x" * 2500 + " and 1" + "0" * 1500 + "." * 1001 + "東" * 1100 + " end"
+    found = list(without_endless_words(text))
+    assert "".join(found) == text and max(len(longest) for part in found for longest in part.split()) <= 1100 + 1001
+    assert list(without_endless_words("words " * 5000)) == ["words " * 5000]
+
+
+def test_a_byte_pair_tokenizer_learns_from_an_endless_word_in_seconds() -> None:
+    """By the word it would take the square of its length: hours."""
+    text = "".join(random.Random(0).choices("ACGT", k=2_000_000))
+    began = time.monotonic()
+    tokenizer = BPE.train([text], 400)
+    assert time.monotonic() - began < 60 and len(tokenizer) == 400
+    assert tokenizer.decode(tokenizer.encode(text[:5000])) == text[:5000]
+
+
+def test_a_word_of_thousands_of_letters_is_no_token() -> None:
+    words = Words.train(["some words " + "x" * 5000])
+    assert max(map(len, words.words)) == len(" words")
+    assert words.decode(words.encode(" " + "x" * 70)) == " " + "x" * 70
+
+
+def test_ctrl_c_is_heard_while_the_library_works() -> None:
+    """Which takes seconds here, and minutes for a large corpus."""
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        heard_meanwhile(lambda: time.sleep(5))
+    assert time.monotonic() - began < 3
+    with pytest.raises(ZeroDivisionError):
+        heard_meanwhile(lambda: 1 / 0)

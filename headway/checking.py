@@ -30,7 +30,8 @@ def data_check_command(files: list[str], target: str | None, errors: str, strict
             broken.append(str(error))
             print(error, file=sys.stderr)
     if broken:
-        raise UserError(f"{len(broken)} of {len(files)} files cannot be used as they are")
+        way = "it is" if len(files) == 1 else "they are"
+        raise UserError(f"{len(broken)} of {counted(len(files), 'file')} cannot be used as {way}")
 
 
 def say_aside(note: str) -> None:

@@ -252,7 +252,9 @@ def find(source: str | Path) -> Path:
 
 def read_tables(run_file: Path) -> dict[str, Any]:
     try:
-        return read_toml(run_file)
+        if tables := read_toml(run_file):
+            return tables
+        raise SettingsError(["there is nothing in it"], str(run_file))
     except SettingsError as error:
         command = put_back(run_file.parent) if run_file.name == "run.toml" else ""
         way = f"; get it back as the run last took it with {command}" if command else ""

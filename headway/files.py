@@ -144,7 +144,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     for line in path.read_text("utf-8", errors="replace").split("\n"):
         try:
             record = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
             records.append(record)

@@ -11,7 +11,7 @@ import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from itertools import count, takewhile
 from pathlib import Path
@@ -38,6 +38,7 @@ from headway.changes import (
 )
 from headway.configuration import RunSettings, TokenizerSettings, in_vain, load_settings
 from headway.console import Reporter
+from headway.data.catalog import resolve
 from headway.errors import DataError, RunError, SettingsError, TextError, UserError
 from headway.files import Ownership, is_full, is_temporary, probe, read_json_lines, write_text
 from headway.finding import not_a_run, put_back
@@ -353,10 +354,22 @@ def load_data(stage: Stage, report: Reporter, directory: Path) -> Data:
                 task.load()
         except (DataError, TextError) as error:
             changed = ", ".join(changed_since(directory, data[name]))
-            raise type(error)(f"{error}; {changed} has changed since the run read it" if changed else error) from None
+            way = f"; {changed} has changed since the run read it" if changed else moved(directory, name, task.settings)
+            raise type(error)(f"{error}{way}") from None
         for note in task.notes:
             report.say(note)
     return data
+
+
+def moved(directory: Path, place: str, settings: Any) -> str:
+    """The way out where a run that goes on does not find a file of its data any more."""
+    if not (directory / "run.toml").is_file():
+        return ""
+    for each in fields(settings):
+        value = getattr(settings, each.name)
+        if each.metadata.get("path") and value and not glob.glob(str(resolve(value))) and not resolve(value).exists():
+            return f"; where it has moved, name the new place with --set {place}.{each.name}=NEW --accept-changes"
+    return ""
 
 
 def require_alike(ranks: Ranks, settings: RunSettings, tokenizer: Tokenizer, data: Data) -> None:

@@ -147,7 +147,7 @@ def limits(value: Any, metadata: typing.Mapping[str, Any]) -> str | None:
         ):
             limit = metadata[name]
             if limit is not None and not holds(limit):
-                return f"must be {words} {limit:g}"
+                return f"must be {words} {limit if isinstance(limit, int) else format(limit, 'g')}"
     return None
 
 

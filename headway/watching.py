@@ -189,8 +189,8 @@ def read_stages(path: Path) -> list[Stage]:
 
 def read_state(directory: Path) -> tuple[dict[str, Any], float]:
     """What the newest checkpoint says of the run, and when it was written; nothing where there is none."""
-    manifests = sorted((directory / "checkpoints").glob(f"step-{'[0-9]' * 8}/manifest.json"), reverse=True)
-    for manifest in manifests:
+    there = (directory / "checkpoints").glob(f"step-{'[0-9]' * 8}*/manifest.json")
+    for manifest in sorted(there, key=lambda path: (len(path.parent.name), path), reverse=True):  # the newest first
         try:
             state = json.loads((manifest.parent / "state.json").read_text("utf-8"))
             if isinstance(state, dict):

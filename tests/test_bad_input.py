@@ -3,10 +3,13 @@ and nothing left behind that stands in the way of a second try."""
 
 from __future__ import annotations
 
+import bz2
+import lzma
 import os
 import shutil
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -380,3 +383,93 @@ def test_a_run_file_that_was_changed_is_read_as_strictly_as_any(run: Path, capsy
     assert "model.widht: unknown key; did you mean 'width'?" in refused(capsys, "evaluate", run)
     file.write_text(file.read_text().replace("widht = 16", "width = 32"))
     assert "these weights are of another model: 'blocks.0" in refused(capsys, "evaluate", run)
+
+
+def test_what_a_folder_holds_beside_text_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And not learned from without a word; an empty file among others stops nothing."""
+    folder = tmp_path / "mixed"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a.txt").write_text("some text\n" * 20)
+    (folder / "sub" / "b.txt").write_text("more text\n" * 20)
+    (folder / "empty.txt").touch()
+    (folder / "c.txt.bz2").write_bytes(bz2.compress(b"packed text\n" * 20))
+    (folder / "notes.md").write_text("# notes")
+    assert run_command(["data", "check", str(folder)]) == 0
+    said = capsys.readouterr().err
+    assert f"{folder}: 2 files of other kinds passed over: c.txt.bz2, notes.md" in said
+    assert f"{folder}: 1 empty file passed over: {folder / 'empty.txt'}" in said
+    prepare = ["data", "prepare", str(folder), "--tokenizer", "bytes", "--out", str(tmp_path / "out")]
+    assert run_command([*prepare, str(folder / "a.txt")]) == 0
+    told = capsys.readouterr()
+    assert "80 documents" in told.out
+    assert "1 file of other kinds passed over: notes.md" in told.err
+    assert f"{folder / 'a.txt'}: named 2 times" in told.err
+
+
+@pytest.mark.parametrize(
+    ("name", "pack", "kind"), [("a.txt.bz2", bz2.compress, "bzip2"), ("a.jsonl.xz", lzma.compress, "xz")]
+)
+def test_a_packed_file_is_told_what_reads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, pack: Any, kind: str
+) -> None:
+    (tmp_path / name).write_bytes(pack(b'{"text": "words"}\n'))
+    assert run_command(["data", "check", str(tmp_path / name)]) == 2
+    assert f"packed by {kind}; unpack it, or make token shards of it" in capsys.readouterr().err
+
+
+def test_files_without_text_are_passed_over_where_others_have_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("text\n")
+    for name in ("b.txt", "c.txt"):
+        (tmp_path / name).write_text(" \n\n")
+    files = [str(tmp_path / name) for name in ("b.txt", "a.txt", "c.txt")]
+    command = ["data", "prepare", "--tokenizer", "bytes", "--out", str(tmp_path / "out")]
+    assert run_command([*command, *files]) == 0
+    told = capsys.readouterr()
+    assert "1 document" in told.out and told.err.count("there is no text in it; passed over") == 2
+    assert run_command([*command[:-1], str(tmp_path / "none"), files[0], files[2]]) == 2
+    assert "there is no text in them" in capsys.readouterr().err and not (tmp_path / "none").exists()
+
+
+def test_a_run_file_with_nothing_in_it_is_told_from_one_with_mistakes(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = run_file.parent / "run"
+    assert run_command(["train", str(run_file), "--out", str(out), "--set", "training.steps=1"]) == 0
+    (out / "run.toml").write_text("")
+    assert run_command(["train", str(out), "--resume"]) == 2
+    said = capsys.readouterr().err
+    assert "there is nothing in it" in said and f"cp {out / '.run.toml'} {out / 'run.toml'}" in said
+
+
+@pytest.mark.parametrize("held", ["0", "0.00001"])
+def test_a_run_that_cannot_be_scored_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], held: str) -> None:
+    (tmp_path / "a.txt").write_text("some text\n" * 50)
+    (tmp_path / "run.toml").write_text(f"""
+[task]
+name = "language_modelling"
+corpus = "a.txt"
+holdout = {held}
+[model]
+width = 16
+layers = 1
+heads = 1
+block = 16
+[training]
+steps = 2
+evaluate_every = 1
+patience = 1
+""")
+    assert run_command(["train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run")]) == 0
+    assert "there is nothing to measure, so no score, best checkpoint or early stopping" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["-5", "0", "3", "12"])
+def test_too_few_words_are_refused_by_the_name_that_was_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], size: str
+) -> None:
+    (tmp_path / "a.txt").write_text("the quick brown fox\n")
+    command = ["data", "prepare", str(tmp_path / "a.txt"), "--tokenizer", "words", "--out", str(tmp_path / "out")]
+    assert run_command([*command, "--size", size]) == 2
+    assert "headway: --size" in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -339,6 +339,8 @@ def test_a_corpus_that_has_moved_leaves_every_step_exact(run_file: Path, stopped
     shutil.copy(run_file, run_file.parent / "train.toml")
     assert run_command(["train", str(stopped), "--resume"]) == 2
     assert "did you mean" not in capsys.readouterr().err  # a run file holds no text
+    assert run_command(["train", str(stopped), "--resume"]) == 2
+    assert "where it has moved, name the new place with --set task.questions=NEW" in capsys.readouterr().err
     command = ["train", str(stopped), "--resume", "--set", f"task.questions={moved}"]
     assert run_command(command) == 2
     assert "resuming stays exact where the same stands in it" in capsys.readouterr().err

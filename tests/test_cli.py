@@ -213,7 +213,7 @@ def test_an_interrupted_run_is_resumed_as_its_message_says(run_file: Path) -> No
     _, shown = process.communicate(timeout=60)
     assert process.returncode == 130, shown
     stopped = re.search(
-        r"stopped after step ([\d,]+), state saved; go on with: headway (train runs/tiny --resume)", shown
+        r"stopped after step ([\d,]+), state saved.*; go on with: headway (train runs/tiny --resume)", shown
     )
     assert stopped is not None, shown
     step = int(stopped[1].replace(",", ""))

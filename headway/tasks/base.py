@@ -109,6 +109,7 @@ class Task(ABC):
 
     metric: ClassVar[str] = "loss"
     higher_is_better: ClassVar[bool] = False
+    settings: Any  # the table that it was built from
     examples: int
     source_width: int = 0  # the most tokens of a source; 0: rows have none
     limit: str = "model.block"  # the setting that `block` comes from

@@ -68,6 +68,9 @@ class LanguageModelling(Task):
                 f"{self.limit} = {self.block}; give a longer text{way}"
             )
         self.examples = -(-(len(self.train) - 1) // self.block)
+        if len(self.validation) < 2:
+            held = f"{counted(len(self.validation), 'token')} held out (task.holdout = {self.settings.holdout:g})"
+            self.notes.append(f"{held}: there is nothing to measure, so no score, best checkpoint or early stopping")
         if len(self.starts(self.validation, "dev")) < len(self.starts(self.validation)):
             self.notes.append(
                 f"of {len(self.validation):,} tokens held out, {self.settings.dev_tokens:,} are measured, spread over "

@@ -11,6 +11,7 @@ import difflib
 import gzip
 import hashlib
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,7 +25,6 @@ from headway.errors import DataError, SettingsError
 Notes = Callable[[str], None]
 """Takes what a reader has to say, one line a fact; `print` and `list.append` both serve."""
 
-GZIP_MAGIC = b"\x1f\x8b"
 # UTF-32 stands first: its little-endian mark begins with that of UTF-16.
 FOREIGN_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -33,6 +33,12 @@ FOREIGN_MARKS = {
     codecs.BOM_UTF16_BE: "UTF-16",
 }
 PARQUET = b"PAR1"  # what such a file begins with
+PACKINGS = (  # by which a file may be packed: its name, the ending of file names, what it begins with
+    ("gzip", ".gz", rb"\x1f\x8b"),
+    ("bzip2", ".bz2", rb"BZh[1-9]1AY&"),
+    ("xz", ".xz", rb"\xfd7zXZ\0"),
+    ("zstd", ".zst", rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # the second: as pzstd begins
+)
 
 # What the notes on decoding count, and what became of it.
 DECODING = {
@@ -141,7 +147,10 @@ def _lookalike(missing: Path) -> str:
 def _unpacked(path: str | Path, raw: bytes, say: Notes) -> bytes:
     """`raw` without its gzip coat. The first bytes decide, not the name: names are often wrong."""
     named_gzip = Path(path).suffix.lower() == ".gz"
-    if not raw.startswith(GZIP_MAGIC):
+    packing = packed_by(raw)
+    if packing != "gzip":
+        if packing:
+            raise DataError(f"{path}: packed by {packing}; unpack it, or {to_shards(path)}")
         if raw and named_gzip:
             raise DataError(f"{path}: not gzip, in spite of its name; compress it, or rename it without .gz")
         return raw
@@ -168,8 +177,18 @@ def refuse_foreign(path: str | Path, first: bytes) -> None:
         if first.startswith(mark):
             raise DataError(f"{path}: this is {name} (it begins with a {name} byte-order mark); re-save it as UTF-8")
     if first.startswith(PARQUET):
-        prepare = f"headway data prepare {quote(str(path))} --tokenizer bpe --out prepared"
-        raise DataError(f"{path}: a Parquet file; make token shards of it and train on these: {prepare}")
+        raise DataError(f"{path}: a Parquet file; {to_shards(path)}")
+
+
+def packed_by(first: bytes) -> str:
+    """What a file with these first bytes was packed by, if it was."""
+    return next((kind for kind, _, mark in PACKINGS if re.match(mark, first)), "")
+
+
+def to_shards(path: str | Path) -> str:
+    """The way out for what only `headway data prepare` reads."""
+    prepare = f"headway data prepare {quote(str(path))} --tokenizer bpe --out prepared"
+    return f"make token shards of it and train on these: {prepare}"
 
 
 def decode(raw: bytes, errors: str, notes: Counter[str], way: str) -> str:

@@ -24,6 +24,7 @@ __all__ = ["Notes", "Pair", "read_documents", "read_lines", "read_pairs", "read_
 
 TABLES = ("tsv", "csv", "jsonl")
 SHOWN_ROWS = 5
+SHOWN_FILES = 5
 SHOWN_CHARACTERS = 60
 
 Row = tuple[int, list[str]]
@@ -70,7 +71,7 @@ def read_documents(
     if documents not in ("lines", "file"):
         raise SettingsError([f'documents = {documents!r}: "lines" or "file" is wanted'])
     texts: list[str] = []
-    for file in files_at(path):
+    for file in files_at(path, say):
         form = _format(file)
         if form in TABLES:
             read = _json_column if form == "jsonl" else _table_column
@@ -162,32 +163,48 @@ def read_parallel(
     return [Pair(first, second, line) for line, (first, second) in rows if first.strip() and second.strip()]
 
 
-def files_at(path: str | Path) -> list[str | Path]:
+def files_at(path: str | Path, say: Notes = silent) -> list[str | Path]:
     """The files that `path` stands for, sorted: itself, those in the folder, or those the pattern matches."""
     if os.path.isdir(path):
-        found = files_in(Path(path), [f".{form}{packed}" for form in ("txt", *TABLES) for packed in ("", ".gz")])
+        endings = [f".{form}{packed}" for form in ("txt", *TABLES) for packed in ("", ".gz")]
+        found = files_in(Path(path), endings, say)
         if not found:
             raise DataError(f"{path}: no .txt, .tsv, .csv or .jsonl file (or .gz of one) in this folder")
         return [*found]
     if any(sign in str(path) for sign in "*?[") and not os.path.exists(path):
-        matches: list[str | Path] = [
-            name for name in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(name)
-        ]
+        matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(name)]
         if not matches:
             raise DataError(f"{path}: no file matches this pattern")
-        return matches
+        return [*without_empty(matches, path, say)]
     return [path]
 
 
-def files_in(folder: Path, endings: Sequence[str]) -> list[Path]:
-    """The files below a folder whose names have one of these endings, sorted; what is hidden is left out."""
-    return [
+def files_in(folder: Path, endings: Sequence[str], say: Notes = silent) -> list[Path]:
+    """The files below a folder whose names have one of these endings, sorted; what is hidden is left out, what is
+    passed over is said."""
+    seen = [
         file
         for file in sorted(folder.rglob("*"))
-        if file.name.lower().endswith(tuple(endings))
-        and os.path.isfile(file)
-        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+        if os.path.isfile(file) and not any(part.startswith(".") for part in file.relative_to(folder).parts)
     ]
+    found = [file for file in seen if file.name.lower().endswith(tuple(endings))]
+    if others := [str(file.relative_to(folder)) for file in seen if file not in set(found)]:
+        say(f"{folder}: {counted(len(others), 'file')} of other kinds passed over: {a_few(others)}")
+    return without_empty(found, folder, say)
+
+
+def without_empty(files: list[Path], where: str | Path, say: Notes) -> list[Path]:
+    """Those of several files that have something in them."""
+    filled = [file for file in files if os.path.getsize(file)]
+    if filled and len(filled) < len(files):
+        empty = [str(file) for file in files if file not in set(filled)]
+        say(f"{where}: {counted(len(empty), 'empty file')} passed over: {a_few(empty)}")
+    return filled or files
+
+
+def a_few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN_FILES} more" if len(names) > SHOWN_FILES else ""
+    return ", ".join(names[:SHOWN_FILES]) + more
 
 
 def _format(path: str | Path) -> str:

@@ -397,7 +397,7 @@ def damage(folder: Path) -> str | None:
         for name, wanted in manifest.items():
             if fingerprint((folder / name).read_bytes()) != wanted:
                 return f"{name} is damaged"
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"{MANIFEST} is damaged"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"

@@ -82,7 +82,7 @@ def prepare(
     if shard_tokens < 1 or (workers is not None and workers < 1):
         raise SettingsError([f"shard_tokens ({shard_tokens}) and workers ({workers}) must be at least 1"], "prepare")
     given = wanted_tokenizer(tokenizer, size)
-    sources = find_sources(map(str, files))
+    sources = find_sources(map(str, files), report.say)
     check_sources(sources, reading)
     if isinstance(given, BPE) and not given.by_words:
         reading = replace(reading, whole=True)  # it may join words across a space
@@ -216,9 +216,9 @@ def check_folder(folder: Path, plan: Plan, resume: bool) -> None:
 
 def refuse_other(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     """Say what differs between the plan of a folder and the one given."""
-    found = [
-        f"{key}: {before[key]} there, {now[key]} now" for key in now if key != "sources" and before[key] != now[key]
-    ]
+    pairs = [(key, before[key], now[key]) for key in now if key not in ("sources", "reading")]
+    pairs += [(key, before["reading"].get(key), value) for key, value in now["reading"].items()]
+    found = [f"{key}: {there} there, {value} now" for key, there, value in pairs if there != value]
     old, new = before["sources"], now["sources"]
     if len(old) != len(new):
         found.append(f"{counted(len(old), 'file')} there, {len(new)} now")
@@ -375,13 +375,17 @@ class Preparation:
                 position.documents += len(starts)
                 position.notes = dict(Counter(position.notes) + part.notes)
         position.ended = True
+        if not writer.documents:
+            raise UserError(f"{self.plan.sources[0].path}: empty, as are all the others; there is no text in them")
         if writer.documents > 1:
             writer.append(mark, np.empty(0))
         writer.finish()
 
     def end_file(self, position: Position, source: Source) -> None:
         if not position.documents:
-            raise UserError(f"{source.path}: empty; there is no text in it")
+            if len(self.plan.sources) == 1:
+                raise UserError(f"{source.path}: empty; there is no text in it")
+            self.report.say(f"{source.path}: there is no text in it; passed over")
         for noun, number in position.notes.items():
             self.report.say(f"{source.path}: {counted(number, noun)} {NOTES[noun]}")
         position.documents, position.notes = 0, {}
@@ -440,7 +444,10 @@ class Preparation:
         self.report.say(f"tokenizer: {kind}, learned from {part} of files, which may take a minute …")
         every_one = "".join(f"\n{character}" for character in characters)  # each alone, so that it makes no word
         texts = self.texts(sample)
-        return KINDS[kind].train((text for part in (texts, [every_one]) for text in part if text), self.plan.size)
+        try:
+            return KINDS[kind].train((text for part in (texts, [every_one]) for text in part if text), self.plan.size)
+        except SettingsError as error:
+            raise UserError("; ".join(error.problems).replace("tokenizer.size", "--size")) from None
 
     def sample(self) -> tuple[list[tuple[int, Block]], int]:
         """(number, block) of every stride-th block, as many as fit SAMPLE, and the stride: a power of two."""
@@ -496,6 +503,8 @@ def wanted_tokenizer(tokenizer: str | Path | Tokenizer, size: int | None) -> Tok
             raise UserError(f"--size {size}: a {tokenizer} tokenizer has no size to choose; leave it out")
         if size is not None and tokenizer == "bpe" and size < len(SPECIALS) + 256:
             raise UserError(f"--size {size}: must be at least {len(SPECIALS) + 256}, for special tokens and 256 bytes")
+        if size is not None and tokenizer == "words" and size < len(SPECIALS) + 2:
+            raise UserError(f"--size {size}: must hold special tokens, every character, and words")
         return tokenizer
     if size is not None:
         raise UserError(f"--size {size}: {tokenizer} has the size it has; leave it out")

@@ -10,8 +10,8 @@ import codecs
 import gzip
 import lzma
 import os
-import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from headway.errors import DataError, UserError
 from headway.text import plain, readers
 
 FORMS = ("txt", *readers.TABLES, "parquet")
-PACKED = (".gz", ".bz2", ".xz", ".zst")
+PACKED = tuple(ending for _, ending, _ in plain.PACKINGS)
 ENDINGS = tuple(f".{form}{packed}" for form in FORMS for packed in ("", *PACKED))
 STEP = 1 << 20  # bytes that are unpacked at once to be passed over
 ZSTD_PIECE = 1 << 12  # bytes of zstd that are unpacked at once: 4 of them may be 128 KiB of text
@@ -43,7 +43,7 @@ class Source:
         with opened(path) as file:
             found = os.fstat(file.fileno())
         if not found.st_size:
-            raise DataError(f"{path}: empty; there is nothing in it")
+            raise DataError(f"{path}: empty; there is nothing in it: leave it out")
         return cls(path, found.st_size, found.st_mtime_ns)
 
     @property
@@ -56,19 +56,22 @@ class Source:
         return ending if ending in FORMS else "txt"
 
 
-def find_sources(files: Iterable[str]) -> list[Source]:
+def find_sources(files: Iterable[str], say: plain.Notes = plain.silent) -> list[Source]:
     """The files that names, folders and patterns stand for, in the order given, sorted within each."""
     found: list[str] = []
     for name in files:
         if os.path.isdir(name):
-            inside = readers.files_in(Path(name), ENDINGS)
+            inside = readers.files_in(Path(name), ENDINGS, say)
             if not inside:
                 raise DataError(f"{name}: no .txt, .jsonl, .csv, .tsv or .parquet file (or packed one) in this folder")
             found += map(str, inside)
         else:
-            found += [str(path) for path in readers.files_at(name)]
+            found += [str(path) for path in readers.files_at(name, say)]
     if not found:
         raise UserError("no files to read; name a file, a folder or a pattern")
+    for path, times in Counter(map(os.path.realpath, found)).items():
+        if times > 1:
+            say(f"{path}: named {times} times, and its text will be there as often")
     return [Source.at(path) for path in found]
 
 
@@ -80,20 +83,13 @@ def opened(path: str) -> BinaryIO:
 class Unpacked:
     """A file's bytes without packing and byte-order mark. The first bytes decide how it is packed, not the name."""
 
-    KINDS = (
-        ("gzip", ".gz", rb"\x1f\x8b"),
-        ("bzip2", ".bz2", rb"BZh[1-9]1AY&"),
-        ("xz", ".xz", rb"\xfd7zXZ\0"),
-        ("zstd", ".zst", rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # the second: as pzstd begins
-    )
-
     def __init__(self, path: str) -> None:
         self.path = path
         self.file = opened(path)
         first = self.file.read(8)
         self.file.seek(0)
-        self.kind = next((kind for kind, _, mark in self.KINDS if re.match(mark, first)), "")
-        wanted = next((kind for kind, ending, _ in self.KINDS if path.lower().endswith(ending)), "")
+        self.kind = plain.packed_by(first)
+        wanted = next((kind for kind, ending, _ in plain.PACKINGS if path.lower().endswith(ending)), "")
         if wanted and self.kind != wanted:
             raise DataError(f"{path}: not {wanted}, in spite of its name; compress it, or rename it")
         openers: dict[str, Callable[[BinaryIO], Any]] = {

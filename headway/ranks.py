@@ -29,6 +29,7 @@ from torch import Tensor
 from headway.errors import RunError, UserError
 
 T = TypeVar("T")
+PATIENCE = 1800.0  # seconds in which all processes of a run must have been started
 WAY = "torchrun sets it: start with torchrun, or unset RANK and WORLD_SIZE to train in one process"
 GONE = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket closed", "remote process")
 
@@ -183,17 +184,29 @@ def fresh(store: dist.Store, ranks: Ranks) -> dist.Store:
     answer = uuid.uuid4().hex
     if ranks.leads:
         store.set("life", answer)
-        others = [store.get(f"{answer}/{rank}").decode() for rank in range(1, ranks.size)]
+        others = [waited_for(store, f"{answer}/{rank}") for rank in range(1, ranks.size)]
         store.set(f"{answer}/all", " ".join(others))
         return dist.PrefixStore(answer, store)
     while True:
-        life = store.get("life").decode()
+        life = waited_for(store, "life")
         store.set(f"{life}/{ranks.rank}", answer)
         with suppress(RuntimeError):  # not listed in time
             store.wait([f"{life}/all"], timedelta(seconds=1))
             if answer in store.get(f"{life}/all").decode().split():
                 return dist.PrefixStore(life, store)
             time.sleep(0.05)
+
+
+def waited_for(store: dist.Store, key: str) -> str:
+    """What another process has put there, once it has. A signal is heard at least every second: not inside a wait."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            store.wait([key], timedelta(seconds=1))
+            return store.get(key).decode()
+        except dist.DistStoreError:  # not there yet
+            if time.monotonic() > deadline:
+                raise
 
 
 def is_first(store: dist.Store) -> bool:

@@ -33,7 +33,8 @@ from headway.run import build_tokenizer
 from headway.training.checkpoint import Snapshot, Writer
 from headway.training.device import describe_machine
 from headway.training.engine import Block, Engine, Outcome
-from headway.training.loop import Plan, Stage, Trainer
+from headway.training.loop import Plan, Trainer
+from headway.training.stage import Stage
 
 
 @dataclass

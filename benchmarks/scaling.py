@@ -33,9 +33,9 @@ from headway.tasks import Batch, Task
 from headway.training import device as devices
 from headway.training import scaling
 from headway.training.engine import Plain
-from headway.training.loop import TrainingSettings
 from headway.training.optimizer import build_optimizer
 from headway.training.order import Shuffled
+from headway.training.stage import TrainingSettings
 from headway.training.streams import Stream, token_losses
 
 # name: width, layers, heads, length, vocabulary, rows of the batches

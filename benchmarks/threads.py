@@ -22,8 +22,8 @@ from headway.console import Lines
 from headway.run import build_stages, build_tokenizer
 from headway.training import device as devices
 from headway.training.engine import Plain
-from headway.training.loop import streams_of
 from headway.training.optimizer import build_optimizer
+from headway.training.stage import streams_of
 
 RECIPES = ("world/demo", "shakespeare/char-laptop", "birthplaces/course-vanilla")
 TURNS = 3

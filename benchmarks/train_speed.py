@@ -38,9 +38,9 @@ from headway.tasks import Batch, Task
 from headway.tasks.base import IGNORE
 from headway.training import device as devices
 from headway.training import engines
-from headway.training.loop import TrainingSettings
 from headway.training.optimizer import build_optimizer
 from headway.training.order import Shuffled
+from headway.training.stage import TrainingSettings
 from headway.training.streams import Stream
 
 TURNS = 3

@@ -11,7 +11,7 @@ from headway.models import MODELS
 from headway.models.attentions import KINDS, OWN_SETTINGS, AttentionSettings
 from headway.settings import REQUIRED, toml_value
 from headway.tasks import TASKS
-from headway.training.loop import StreamSettings, TrainingSettings
+from headway.training.stage import StreamSettings, TrainingSettings
 
 HEAD = """# Settings
 

@@ -41,8 +41,9 @@ from headway.tasks.base import IGNORE
 from headway.text import Characters, Tokenizer, read_text
 from headway.training import device as devices
 from headway.training.checkpoint import describe_mismatch, weights
-from headway.training.loop import Stage, Trainer, TrainingSettings, rate_of
+from headway.training.loop import Trainer
 from headway.training.order import Sequential, generator
+from headway.training.stage import Stage, TrainingSettings, rate_of
 
 VARIANTS = ("vanilla", "synthesizer", "perceiver", "rope")
 FORMAT = "headway-a5"

@@ -23,7 +23,7 @@ from headway.settings import override, read, read_kind, read_toml, setting, to_t
 from headway.tasks import TASKS
 from headway.text import KINDS
 from headway.text.preparation.sources import ENDINGS
-from headway.training.loop import StreamSettings, TrainingSettings, steps_at
+from headway.training.stage import StreamSettings, TrainingSettings, steps_at
 
 RECIPES = Path(__file__).parent / "recipes"
 

@@ -53,7 +53,8 @@ from headway.text.plain import digests
 from headway.training import device as devices
 from headway.training.checkpoint import Checkpoints, State
 from headway.training.distributed import arrange
-from headway.training.loop import Side, Stage, Trainer
+from headway.training.loop import Trainer
+from headway.training.stage import Side, Stage
 
 Record = dict[str, Any]
 SHOWN = 5  # files that have changed

@@ -17,7 +17,7 @@ from headway.generation import Sampling, beam_continue, generate
 from headway.models import RNNLanguageModelSettings, parameter_count
 from headway.nn import written_out
 from headway.training.engines import choose
-from headway.training.loop import TrainingSettings
+from headway.training.stage import TrainingSettings
 from tests.conftest import tiny_recurrent
 from tests.training.test_resume import StopAt, final_weights, same
 

@@ -22,7 +22,8 @@ from headway.configuration import load_settings
 from headway.errors import Interrupted, UserError
 from headway.training.engine import Outcome, Plain
 from headway.training.guard import Spikes, Unseen
-from headway.training.loop import Plan, Stage, Trainer
+from headway.training.loop import Plan, Trainer
+from headway.training.stage import Stage
 from tests.training.faults import INF, LOGGED, NAN, Spoilt
 from tests.training.test_checkpoint import OFTEN, Said
 from tests.training.test_resume import StopAt, final_weights, same

@@ -24,8 +24,9 @@ from headway.errors import Interrupted, RunError, UserError
 from headway.ranks import ALONE
 from headway.training.checkpoint import Checkpoints, Snapshot, State, Writer, all_finite
 from headway.training.distributed import PartsWriter
-from headway.training.loop import Trainer, TrainingSettings
+from headway.training.loop import Trainer
 from headway.training.optimizer import Optimizer, build_optimizer
+from headway.training.stage import TrainingSettings
 from tests.conftest import tiny_gpt
 from tests.training.test_resume import StopAt, final_weights, same
 

@@ -24,7 +24,8 @@ from headway.errors import Interrupted, RunError
 from headway.ranks import ALONE, Ranks
 from headway.run import require_alike
 from headway.text import Characters
-from headway.training.loop import Stage, Trainer, TrainingSettings
+from headway.training.loop import Trainer
+from headway.training.stage import Stage, TrainingSettings
 from tests.conftest import tiny_gpt
 from tests.training.together import ADAMW, RUNS, SHORT, STOP, recurrent
 from tests.training.torture import write_data

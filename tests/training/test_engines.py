@@ -18,8 +18,8 @@ from headway.training import engines
 from headway.training.captured import CannotCapture
 from headway.training.engines import FirstThatWorks
 from headway.training.feed import choose_place
-from headway.training.loop import TrainingSettings
 from headway.training.optimizer import build_optimizer, choose_fused
+from headway.training.stage import TrainingSettings
 from tests.conftest import tiny_gpt
 from tests.training.test_checkpoint import Said
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from headway.training.loop import TrainingSettings
 from headway.training.loss_scale import CALM, FIRST, LossScale
 from headway.training.optimizer import build_optimizer
+from headway.training.stage import TrainingSettings
 from tests.conftest import tiny_gpt
 
 

@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway.models import GPTSettings
 from headway.training import muon, optimizer
-from headway.training.loop import TrainingSettings
 from headway.training.muon import BatchedMuon, orthogonal
+from headway.training.stage import TrainingSettings
 
 SHAPES = [(8, 8), (16, 4), (8, 8), (4, 16), (16, 4)]
 

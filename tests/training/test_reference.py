@@ -15,9 +15,9 @@ from headway.run import Run, build_stages
 from headway.tasks import Batch
 from headway.tasks.base import IGNORE
 from headway.training.engine import Plain
-from headway.training.loop import TrainingSettings, streams_of
 from headway.training.optimizer import build_optimizer
 from headway.training.order import Shuffled, mix
+from headway.training.stage import TrainingSettings, streams_of
 from headway.training.streams import Stream
 from tests.conftest import tiny_gpt
 from tests.training.test_resume import final_weights

@@ -29,11 +29,11 @@ from headway.training import scaling
 from headway.training.checkpoint import tensors_of
 from headway.training.distributed import Sharded
 from headway.training.engine import Plain
-from headway.training.loop import TrainingSettings
 from headway.training.optimizer import build_optimizer
 from headway.training.order import Shuffled
 from headway.training.scaling import Machine, Network, Work
 from headway.training.sharded import local
+from headway.training.stage import TrainingSettings
 from headway.training.streams import Stream
 from tests.conftest import tiny_gpt
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from headway.models import EncoderDecoderSettings, GPTSettings
-from headway.training.loop import TrainingSettings
 from headway.training.optimizer import build_optimizer
 from headway.training.order import Sequential, Shuffled
 from headway.training.schedules import course_schedule, schedule
+from headway.training.stage import TrainingSettings
 
 
 def test_warm_up_rises_in_a_line_to_the_peak() -> None:

@@ -31,7 +31,8 @@ from headway.training.distributed import Layout
 from headway.training.engine import Plain
 from headway.training.engines import FirstThatWorks
 from headway.training.guard import Stopped, Stops, interruptible, leave_closed_terminal
-from headway.training.loop import Stage, Trainer
+from headway.training.loop import Trainer
+from headway.training.stage import Stage
 from tests.training.faults import LOGGED, Captured, Spoilt, until
 from tests.training.test_checkpoint import Said, in_writer
 from tests.training.test_resume import StopAt, final_weights, same

@@ -19,9 +19,9 @@ from headway.models import GPT
 from headway.tasks.base import next_token_loss
 from headway.training.captured import Buffer, Captured, InLowPrecision, compiling, with_own_code
 from headway.training.engine import Plain
-from headway.training.loop import TrainingSettings, steps_at
 from headway.training.optimizer import build_optimizer
 from headway.training.order import Shuffled
+from headway.training.stage import TrainingSettings, steps_at
 from headway.training.streams import Stream, by_length, token_losses
 from tests.conftest import tiny_gpt
 

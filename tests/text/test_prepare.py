@@ -807,6 +807,14 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         assert "pip install 'headway[" in message
 
 
+def test_the_column_that_is_suggested_holds_text() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"body": ["some text"], "n": [1]})
+    pytest.importorskip("pyarrow.parquet").write_table(table, "a.parquet")
+    message = refusal(["a.parquet"], "out", "bytes")
+    assert message.endswith("which column is the text? found: body, n; name one, as in --column body")
+
+
 # ---- bounded memory
 
 

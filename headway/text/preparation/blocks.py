@@ -250,7 +250,7 @@ def parquet_blocks(source: Source, reading: Reading, begin: Place) -> Iterator[B
     try:
         with parquet.ParquetFile(source.path, buffer_size=BLOCK, pre_buffer=False) as file:
             names, kinds = file.schema_arrow.names, file.schema_arrow.types
-            column = parquet_column(source.path, names, reading.column)
+            column = parquet_column(source.path, names, kinds, reading.column)
             if not is_text(kinds[column]):
                 raise DataError(f"{source.path}: column '{names[column]}' is {kinds[column]}, where text is wanted")
             groups = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
@@ -276,7 +276,14 @@ def is_text(kind: Any) -> bool:
     return str(kind) in ("string", "large_string", "string_view")
 
 
-def parquet_column(path: str, names: list[str], column: str | int | None) -> int:
+def parquet_column(path: str, names: list[str], kinds: list[Any], column: str | int | None) -> int:
+    if column is None and "text" not in names:
+        texts = [name for name, kind in zip(names, kinds, strict=True) if is_text(kind)]
+        if len(names) > 1 and texts:
+            raise DataError(
+                f"{path}: which column is the text? found: {readers.listed(names)}; name one, as in "
+                f"--column {quote(texts[-1])}"
+            )
     if column is None or readers.is_index(column):
         return choose_column(path, names, column)[0]
     if column not in names:

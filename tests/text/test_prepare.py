@@ -812,7 +812,7 @@ def test_the_column_that_is_suggested_holds_text() -> None:
     table = pyarrow.table({"body": ["some text"], "n": [1]})
     pytest.importorskip("pyarrow.parquet").write_table(table, "a.parquet")
     message = refusal(["a.parquet"], "out", "bytes")
-    assert message.endswith("which column is the text? found: body, n; name one, as in --column body")
+    assert message.endswith("which column is the text? found: 'body', 'n'; name one, as in --column body")
 
 
 # ---- bounded memory

@@ -128,8 +128,9 @@ def refusal(change: Change, old: RunSettings, new: RunSettings, step: int) -> st
     """Why a run that has made `step` steps cannot take the change, one of those from `old` to `new`; None where it
     can."""
     place, earlier, from_now_on = change.place, steps_before(old), steps_before(new)
-    stage = "pretraining.training" if step < from_now_on else "training"  # that it would go on with
-    inside = step not in (0, from_now_on)
+    only_scored = new.training.steps == 0 and step == from_now_on  # then the state of pretraining is saved again
+    stage = "pretraining.training" if step < from_now_on or only_scored else "training"  # that it would go on with
+    inside = step != 0 and (step != from_now_on or only_scored)
     reasons = (
         (place.startswith("tokenizer"), "the run has its tokenizer.json already"),
         (place.startswith("model.") and place not in SAME_WEIGHTS and step > 0, "its weights are of the old model"),

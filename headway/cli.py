@@ -22,7 +22,7 @@ from headway import __version__
 from headway.console import Lines, show_anything
 from headway.cores import share_cores
 from headway.errors import Interrupted, Quit, UserError, hear_no_more
-from headway.files import is_full, to_nowhere
+from headway.files import is_closed_terminal, is_full, to_nowhere
 
 app = typer.Typer(
     help="Train small sequence models on your own text, look inside them, ask them questions.",
@@ -427,10 +427,11 @@ def run_command(arguments: list[str]) -> int:
 
 
 def is_unread(error: Exception) -> bool:
-    """Whether nobody is there any more to read what is printed: a program that has seen enough, a closed terminal."""
-    return isinstance(error, BrokenPipeError) or (
-        isinstance(error, OSError) and error.errno == errno.EIO and error.filename is None
-    )
+    """Whether nobody is there any more to read what is printed: a program that has seen enough, a closed terminal. A
+    disk that fails has the same error as the latter."""
+    if isinstance(error, OSError) and error.errno == errno.EIO and error.filename is None:
+        return is_closed_terminal(sys.stdout.fileno())
+    return isinstance(error, BrokenPipeError)
 
 
 def wrong_arguments(error: Exception) -> int:

@@ -77,6 +77,8 @@ class Estimate:
     def update(self, done: int) -> None:
         self.ended = working_time()
         now = self.ended - spent_between
+        if not self.updates:  # what came before it, such as an evaluation that was owed, says nothing of the rest
+            self.between, self.first = spent_between, done
         if self.updates == 1:
             self.marks.popleft()
         self.updates += 1
@@ -95,7 +97,7 @@ class Estimate:
             return f"in {clock(self.ended - self.began)}"
         if last <= first or (self.updates == 1 and 100 * (last - first) < self.total):
             return ""
-        step, between = (after - before) / (last - first), (spent_between - self.between) / (last - self.first)
+        step, between = (after - before) / (last - first), (spent_between - self.between) / max(1, last - self.first)
         return f"{clock(max(0.0, step + between) * (self.total - last))} left"
 
 
@@ -114,8 +116,8 @@ class Lasting:
     """A stream that outlasts whoever reads it. Where its pipe or terminal is gone or its disk is full, what is written
     goes nowhere from then on, and the work goes on."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+    def __init__(self, stream: TextIO | None) -> None:
+        self.stream: TextIO = stream or open(os.devnull, "w")  # noqa: SIM115 - where a program was started without any
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -138,7 +140,7 @@ class Lines(Reporter):
     """One plain line for each thing said, and one every few seconds of progress."""
 
     def __init__(self, file: TextIO | None = None, seconds: float = 5.0) -> None:
-        self.file = Lasting(file or sys.stderr)
+        self.file = Lasting(file or sys.stderr or sys.stdout)
         self.seconds = seconds
 
     def say(self, text: str) -> None:

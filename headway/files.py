@@ -54,6 +54,12 @@ def named(path: Path) -> Iterator[None]:
         raise
 
 
+def is_closed_terminal(handle: int) -> bool:
+    """Whether an open file is a terminal that is not there any more: a device that says it is none."""
+    found = os.fstat(handle)
+    return stat.S_ISCHR(found.st_mode) and not os.isatty(handle) and found.st_rdev != os.stat(os.devnull).st_rdev
+
+
 def to_nowhere(handle: int) -> None:
     """What is written to an open file from here on goes nowhere."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

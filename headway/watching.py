@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import time
@@ -189,8 +190,9 @@ def read_stages(path: Path) -> list[Stage]:
 
 def read_state(directory: Path) -> tuple[dict[str, Any], float]:
     """What the newest checkpoint says of the run, and when it was written; nothing where there is none."""
-    there = (directory / "checkpoints").glob(f"step-{'[0-9]' * 8}*/manifest.json")
-    for manifest in sorted(there, key=lambda path: (len(path.parent.name), path), reverse=True):  # the newest first
+    there = (directory / "checkpoints").glob("step-*/manifest.json")
+    steps = {int(number[1]): path for path in there if (number := re.fullmatch(r"step-(\d{8,})", path.parent.name))}
+    for _, manifest in sorted(steps.items(), reverse=True):
         try:
             state = json.loads((manifest.parent / "state.json").read_text("utf-8"))
             if isinstance(state, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
@@ -23,7 +24,7 @@ import torch
 from rich.console import Console
 
 import headway
-from headway.cli import loading, run_command
+from headway.cli import is_unread, loading, run_command
 from headway.console import Terminal
 from headway.data import DATA_SETS, DataFile, DataSet
 from headway.errors import Interrupted, UserError
@@ -907,3 +908,24 @@ def test_data_check_reads_all_of_token_shards(tmp_path: Path, capsys: Captured) 
         assert message in captured.err and "1 of 2 files cannot be used" in captured.err
         (folder / name).write_bytes(whole[folder / name])
     assert run_command(["data", "check", str(folder)]) == 0
+
+
+def test_a_disk_that_fails_is_not_taken_for_a_closed_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are the same error of the system."""
+    failing = OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def fails(*given: Any, **options: Any) -> None:
+        raise failing
+
+    monkeypatch.setattr("headway.commands.recipe_names", fails)
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        monkeypatch.setattr(sys, "stdout", nowhere)
+        assert not is_unread(failing) and is_unread(BrokenPipeError())
+        with pytest.raises(OSError, match="Input/output error"):
+            run_command(["train", "--recipes"])
+    ours, theirs = os.openpty()
+    with open(theirs, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        assert not is_unread(failing)
+        os.close(ours)
+        assert is_unread(failing)

@@ -132,6 +132,17 @@ def test_what_comes_now_and_then_counts_for_all_steps_that_are_left(clock: Clock
     assert estimate.words() == f"in {console.clock(200 + 9 * 50)}"  # the last one follows
 
 
+def test_what_comes_before_the_first_step_says_nothing_of_the_rest(clock: Clock) -> None:
+    """An evaluation that was broken off, and is made when a run is resumed."""
+    estimate = Estimate(total=10_000, done=5000)
+    with between_steps():
+        clock.now += 60
+    for done in range(5010, 5060, 10):
+        clock.now += 1.0
+        estimate.update(done)
+    assert estimate.words() == f"{console.clock(4950 * 0.1)} left"
+
+
 def test_what_is_done_says_how_long_it_took_and_a_clock_that_goes_back_does_no_harm(clock: Clock) -> None:
     estimate = Estimate(total=10, done=0)
     clock.now -= 50

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import headway
 from headway import ranks
@@ -155,3 +158,17 @@ def test_a_job_goes_back_once_for_each_step_it_is_told(
     assert begun_with(7, 9)[0] == 8
     assert begun_with(7, 11)[0] == 9  # started again, after the checkpoint of step 8
     assert begun_with(8, 10)[0] == 9  # another command of the same name
+
+
+def test_what_another_process_puts_there_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = torch.distributed.HashStore()
+    threading.Timer(0.2, store.set, ("life", "a name")).start()
+    assert ranks.waited_for(store, "life") == "a name"
+    monkeypatch.setattr(ranks, "PATIENCE", 0.1)
+    with pytest.raises(RunError, match="not all processes"):
+        ranks.waited_for(store, "never")
+    monkeypatch.setattr(ranks, "PATIENCE", 60)
+    alarm = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        alarm.start()
+        ranks.waited_for(store, "never")

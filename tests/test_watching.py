@@ -28,7 +28,7 @@ from headway.errors import RunError, UserError
 from headway.files import Ownership, write_json_lines
 from headway.report.terminal import plain_text
 from headway.training.tensorboard import TensorBoard
-from headway.watching import Lock, Tail, Watched, picture
+from headway.watching import Lock, Tail, Watched, picture, read_state
 
 Captured = pytest.CaptureFixture[str]
 Record = dict[str, Any]
@@ -720,3 +720,14 @@ def test_tensorboard_itself_reads_what_was_written(tmp_path: Path) -> None:
     wanted = sorted(expected_scalars(kept + again))
     assert [(name, step) for name, _, step in sorted(found)] == [(name, step) for name, _, step in wanted]
     assert [value for _, value, _ in sorted(found)] == pytest.approx([value for _, value, _ in wanted], rel=1e-6)
+
+
+def test_the_newest_checkpoint_is_found_by_its_number(tmp_path: Path) -> None:
+    """Beyond eight digits too; a copy that somebody made is none."""
+    for name in ("step-00000006", "step-00000006.backup", "step-00000012", "step-100000000"):
+        folder = tmp_path / "checkpoints" / name
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+        (folder / "state.json").write_text(f'{{"name": "{name}"}}')
+        if "backup" not in name:
+            assert read_state(tmp_path)[0] == {"name": name}

@@ -28,9 +28,11 @@ PLACE = re.compile(
     rb"|(?:\xe3\x80[\x81\x82]|\xef\xbc[\x81\x8c\x9a\x9b\x9f])(?=[\xe5-\xe9])"  # 、。！，：；？ before most of Han
 )
 
+# Letters, digits, signs or spaces with nothing between them; what stands before keeps a run from being tried twice.
+MANY = f"{{{LONG_WORD},}}"
 ENDLESS = re.compile(
-    rf"(?:[^\W\d_]{{{LONG_WORD},}}|\d{{{LONG_WORD},}}|[^\w\s]{{{LONG_WORD},}})"
-)  # letters, digits, signs
+    rf"(?<![^\W\d_])[^\W\d_]{MANY}|(?<!\d)\d{MANY}|(?<!\s)\s{MANY}|(?<![^\w\s])(?<!_)(?:[^\w\s]|_){MANY}"
+)
 
 
 def last_place(data: bytes | bytearray, begin: int, end: int) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,6 +26,8 @@ from headway.text.cutting import parts
 MOST = 1 << 18  # words that are remembered
 LONGEST = 48  # characters of a word that is remembered
 ROW = 256
+
+LEARNING = threading.Lock()  # what is learned is of use as a whole only
 
 # Two characters of the same class make one word: these are the partners that show a class.
 PARTNERS = {"letter": "a", "number": "1", "space": "\n"}
@@ -42,14 +45,16 @@ class Lookup(dict[str, bytes]):
         self.rows: set[int] = set()
         self.classes: dict[str, set[int]] = {name: set() for name in PARTNERS}
         self.apart: set[int] = set()
-        self.learn([0])
+        self.rules = self.learn([0])
 
     def encode(self, text: str) -> bytes:
         """The ids of a text, one after the other. Raises TextError for half a surrogate pair."""
-        if not text.isascii() and self.stranger.search(text):
+        stranger, words = self.rules
+        if not text.isascii() and stranger.search(text):
             utf8(text)
-            self.learn({ord(character) // ROW for character in text})
-        return b"".join([b"".join(map(self.__getitem__, self.words(part))) for part in parts(text)])
+            with LEARNING:
+                stranger, words = self.rules = self.learn({ord(character) // ROW for character in text})
+        return b"".join([b"".join(map(self.__getitem__, words.findall(part))) for part in parts(text)])
 
     def __missing__(self, word: str) -> bytes:
         merged = self.model.tokenize(word.encode().decode("latin-1").translate(self.signs))
@@ -58,8 +63,9 @@ class Lookup(dict[str, bytes]):
             self[word] = ids
         return ids
 
-    def learn(self, rows: Iterable[int]) -> None:
-        """Ask for the classes of whole rows of code points, and cut words by them from now on."""
+    def learn(self, rows: Iterable[int]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """Ask for the classes of whole rows of code points: what finds a character that is not known by now, and what
+        cuts words."""
         for row in set(rows) - self.rows:
             self.rows.add(row)
             for code in range(row * ROW, (row + 1) * ROW):
@@ -72,12 +78,11 @@ class Lookup(dict[str, bytes]):
         letter, number, space = (character_class(self.classes[name]) for name in PARTNERS)
         known = character_class({row * ROW + column for row in self.rows for column in range(ROW)})
         apart = character_class(self.apart)
-        self.stranger = re.compile(f"[^{known}]")
-        self.words = re.compile(
+        return re.compile(f"[^{known}]"), re.compile(
             (rf"[{apart}]|" if apart else "")
             + rf"'(?:s|t|re|ve|m|ll|d)| ?[{letter}]+| ?[{number}]+| ?[^{space}{letter}{number}{apart}]+"
             rf"|[{space}]+(?![^{space}{apart}])|[{space}]+"
-        ).findall
+        )
 
 
 def character_class(codes: set[int]) -> str:

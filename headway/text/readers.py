@@ -187,8 +187,9 @@ def files_in(folder: Path, endings: Sequence[str], say: Notes = silent) -> list[
         for file in sorted(folder.rglob("*"))
         if os.path.isfile(file) and not any(part.startswith(".") for part in file.relative_to(folder).parts)
     ]
-    found = [file for file in seen if file.name.lower().endswith(tuple(endings))]
-    if others := [str(file.relative_to(folder)) for file in seen if file not in set(found)]:
+    wanted = tuple(endings)
+    found = [file for file in seen if file.name.lower().endswith(wanted)]
+    if others := [str(file.relative_to(folder)) for file in seen if not file.name.lower().endswith(wanted)]:
         say(f"{folder}: {counted(len(others), 'file')} of other kinds passed over: {a_few(others)}")
     return without_empty(found, folder, say)
 
@@ -197,7 +198,7 @@ def without_empty(files: list[Path], where: str | Path, say: Notes) -> list[Path
     """Those of several files that have something in them."""
     filled = [file for file in files if os.path.getsize(file)]
     if filled and len(filled) < len(files):
-        empty = [str(file) for file in files if file not in set(filled)]
+        empty = [str(file) for file in files if not os.path.getsize(file)]
         say(f"{where}: {counted(len(empty), 'empty file')} passed over: {a_few(empty)}")
     return filled or files
 

@@ -188,7 +188,7 @@ class Joined:
         """The last axis of `places` is a row, which mostly lies in one file."""
         if not places.size:
             return np.empty(places.shape, self.dtype)
-        rows = places.reshape(-1, places.shape[-1])
+        rows = places.reshape(-1, places.shape[-1] if places.ndim else 1)
         lowest, highest = rows.min(1), rows.max(1)
         if lowest.min() < 0 or highest.max() >= len(self):
             raise IndexError(f"places {lowest.min()} to {highest.max()} of {len(self)}")

@@ -39,6 +39,7 @@ MASK = "⁇"
 SPECIALS = (PAD, MASK)
 FORMAT = "headway-tokenizer"
 VERSION = 1
+LEAVES = 2.0  # seconds in which a thread that nobody waits for any more should have ended
 
 # Scripts without spaces between words in which a character is a syllable or a word: Han and kana, as they stand between
 # the brackets of a regular expression. Thai, Lao, Khmer and Burmese have no spaces either, but their characters are
@@ -364,7 +365,7 @@ class BPE(Tokenizer):
                 for part in parts(cls.lead + text):
                     yield from without_endless_words(part)
 
-        heard_meanwhile(lambda: library.train_from_iterator(read(), trainer=trainer))
+        heard_meanwhile(lambda texts: library.train_from_iterator(texts, trainer=trainer), read())
         if not seen:
             library.pre_tokenizer = words  # the rule that parted nothing is left out
         return cls(json.loads(library.to_str()))
@@ -391,7 +392,9 @@ class BPE(Tokenizer):
         return self.encode_array(text).tolist()
 
     def encode_array(self, text: str) -> np.ndarray:
-        return np.frombuffer(self._words.encode(text), np.int32) if self.by_words else self.encode_whole(text)
+        if not self.by_words:
+            return self.encode_whole(text)
+        return np.frombuffer(self._words.encode(text), np.int32).copy()  # which may be written to, as those of others
 
     def encode_whole(self, text: str) -> np.ndarray:
         """The ids as the library finds them, in a text that it is given whole."""
@@ -418,20 +421,32 @@ def load(path: str | Path) -> Tokenizer:
     return Tokenizer.from_json(data, source=str(path))
 
 
-def heard_meanwhile(work: Callable[[], object]) -> None:
-    """Do something long that is not Python's; what a signal raises meanwhile is heard, and ends the wait."""
+def heard_meanwhile(work: Callable[[Iterator[str]], object], texts: Iterable[str]) -> None:
+    """Do something long with texts that is not Python's; what a signal raises meanwhile is heard, and ends the wait."""
+    left, ended = threading.Event(), threading.Event()
     errors: list[BaseException] = []
 
-    def done() -> None:
+    def read() -> Iterator[str]:
+        for text in texts:
+            if left.is_set():
+                raise InterruptedError("nobody waits for it any more")
+            yield text
+
+    def run() -> None:
         try:
-            work()
+            work(read())
         except BaseException as error:
             errors.append(error)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=done, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.1)
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        while not ended.wait(0.1):
+            pass
+    finally:
+        left.set()
+        ended.wait(LEAVES)
     if errors:
         raise errors[0]
 

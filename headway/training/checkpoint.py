@@ -172,8 +172,17 @@ class Checkpoints:
                 self.remove(self.path(step))
 
     def best_known_at(self, step: int) -> int | None:
+        state = self.readable_state(step)
+        return state.best_step if state is not None else None
+
+    def is_steady(self, step: int) -> bool:
+        """Whether it was saved with nothing wrong."""
+        state = self.readable_state(step)
+        return state is not None and not state.given_up
+
+    def readable_state(self, step: int) -> State | None:
         try:
-            return self.state(step).best_step
+            return self.state(step)
         except (OSError, ValueError, TypeError, AttributeError, RunError):  # damaged, and never used again
             return None
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headway.errors import STOPS, Quit
-from headway.files import to_nowhere
+from headway.files import is_closed_terminal, to_nowhere
 from headway.training.engine import Outcome
 from headway.training.streams import Stream
 
@@ -105,9 +105,7 @@ def leave_closed_terminal() -> None:
     program that has ended with it."""
     for handle in (1, 2):
         with suppress(OSError):
-            mode = os.fstat(handle).st_mode
-            closed = stat.S_ISCHR(mode) and not os.isatty(handle)
-            if closed or (stat.S_ISFIFO(mode) and is_unread(handle)):
+            if is_closed_terminal(handle) or (stat.S_ISFIFO(os.fstat(handle).st_mode) and is_unread(handle)):
                 to_nowhere(handle)
 
 

@@ -461,7 +461,7 @@ class Trainer:
     def steady(self) -> int:
         """Of at least two checkpoints, the newest but the last that was saved with nothing wrong; else that before."""
         *earlier, _ = self.saved_steps()
-        fine = (step for step in reversed(earlier) if not self.checkpoints.state(step).given_up)
+        fine = (step for step in reversed(earlier) if self.checkpoints.is_steady(step))
         return next(fine, earlier[-1])
 
     def last_checkpoint(self) -> int | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.text import BPE, KINDS, Words, cutting
+from headway.text import BPE, KINDS, Words, cutting, tokenizers
 from headway.text.cutting import last_place, parts, without_endless_words
 from headway.text.tokenizers import heard_meanwhile
 
@@ -97,12 +99,42 @@ def test_a_word_of_thousands_of_letters_is_no_token() -> None:
     assert words.decode(words.encode(" " + "x" * 70)) == " " + "x" * 70
 
 
-def test_ctrl_c_is_heard_while_the_library_works() -> None:
-    """Which takes seconds here, and minutes for a large corpus."""
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+@pytest.mark.parametrize("reads", [True, False])
+def test_ctrl_c_is_heard_while_the_library_works(reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes seconds here, and minutes for a large corpus. Where it still reads, it is not left behind."""
+    monkeypatch.setattr(tokenizers, "LEAVES", 1.0)
+    ended = threading.Event()
+
+    def work(texts: Iterator[str]) -> None:
+        try:
+            for _ in texts if reads else ():
+                time.sleep(0.01)
+            time.sleep(5)
+        finally:
+            ended.set()
+
+    alarm = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        heard_meanwhile(lambda: time.sleep(5))
-    assert time.monotonic() - began < 3
+        alarm.start()
+        heard_meanwhile(work, itertools.repeat("text"))
+    assert time.monotonic() - began < 4 and ended.is_set() == reads
+
+
+def test_what_fails_while_the_library_works_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        heard_meanwhile(lambda: 1 / 0)
+        heard_meanwhile(lambda texts: [1 / 0 for _ in texts], ["text"])
+
+
+@pytest.mark.parametrize("sign", ["x", "1", "=", "_", " ", "\n", "東"])
+def test_a_long_run_of_anything_is_learned_from_in_pieces(sign: str) -> None:
+    text = "some words " + sign * 5000 + "\tend"
+    found = list(without_endless_words(text))
+    assert "".join(found) == text and max(map(len, found)) <= 1100
+
+
+def test_runs_that_are_just_short_enough_are_looked_at_once() -> None:
+    text = "".join(("x" * 999, "-" * 999, "1" * 999, " ")) * 300  # a megabyte
+    began = time.monotonic()
+    assert list(without_endless_words(text)) == [text]
+    assert time.monotonic() - began < 1.0

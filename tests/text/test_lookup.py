@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -55,3 +57,24 @@ def test_half_a_surrogate_pair_is_refused_by_both(text: str) -> None:
     for way in (RULES["runs of letters"].encode, RULES["runs of letters"].encode_whole):
         with pytest.raises(TextError, match="half a surrogate pair"):
             way(text)
+
+
+def test_several_threads_may_meet_strangers_at_once() -> None:
+    """What one of them is just learning, the others wait for, or find whole."""
+    texts = ["".join(chr(row * 256 + column) for column in range(33, 80)) + " ab1" for row in range(3, 40)]
+    wanted = [RULES["runs of letters"].encode_whole(text).tolist() for text in texts]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(5):
+            fresh = BPE(RULES["runs of letters"].to_json()["tokenizers"])
+            fresh.encode("")
+
+            def all_of_them(tokenizer: BPE = fresh) -> list[list[int]]:
+                return [tokenizer.encode(text) for text in texts]
+
+            with ThreadPoolExecutor(8) as pool:
+                for found in [pool.submit(all_of_them) for _ in range(8)]:
+                    assert found.result() == wanted
+    finally:
+        sys.setswitchinterval(interval)

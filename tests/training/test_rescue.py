@@ -444,6 +444,15 @@ def test_checkpoints_among_bad_steps_let_go_of_no_good_one(
     assert run.state.done and len(Checkpoints(out).steps()) <= 3  # the last two and the best
 
 
+def test_a_damaged_checkpoint_is_not_recommended(run_file: Path, tmp_path: Path) -> None:
+    out = headway.train(run_file, tmp_path / "run", LOGGED).path
+    checkpoints = Checkpoints(out)
+    first, last = checkpoints.steps()
+    assert checkpoints.is_steady(first) and checkpoints.is_steady(last)
+    (checkpoints.path(first) / "state.json").write_text("{")
+    assert not checkpoints.is_steady(first) and checkpoints.best_known_at(first) is None
+
+
 def test_to_go_back_removes_what_comes_after(run_file: Path, tmp_path: Path) -> None:
     sets = [*LOGGED, "training.checkpoint_every=1", "training.keep=9"]
     run = headway.train(run_file, tmp_path / "run", sets)

@@ -396,13 +396,13 @@ def test_what_a_folder_holds_beside_text_is_said(tmp_path: Path, capsys: pytest.
     (folder / "notes.md").write_text("# notes")
     assert run_command(["data", "check", str(folder)]) == 0
     said = capsys.readouterr().err
-    assert f"{folder}: 2 files of other kinds passed over: c.txt.bz2, notes.md" in said
+    assert f"{folder}: 2 files of other kinds passed over: c.txt.bz2, notes.md; headway data prepare reads" in said
     assert f"{folder}: 1 empty file passed over: {folder / 'empty.txt'}" in said
     prepare = ["data", "prepare", str(folder), "--tokenizer", "bytes", "--out", str(tmp_path / "out")]
     assert run_command([*prepare, str(folder / "a.txt")]) == 0
     told = capsys.readouterr()
     assert "80 documents" in told.out
-    assert "1 file of other kinds passed over: notes.md" in told.err
+    assert "1 file of other kinds passed over: notes.md\n" in told.err
     assert f"{folder / 'a.txt'}: named 2 times" in told.err
 
 

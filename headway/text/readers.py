@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import DataError, SettingsError, nearest
-from headway.text.plain import Notes, counted, read_text, silent
+from headway.text.plain import PACKINGS, Notes, counted, read_text, silent
 
 __all__ = ["Notes", "Pair", "read_documents", "read_lines", "read_pairs", "read_parallel", "read_text"]
 
 TABLES = ("tsv", "csv", "jsonl")
 SHOWN_ROWS = 5
 SHOWN_FILES = 5
+FOR_SHARDS = (".parquet", *(ending for _, ending, _ in PACKINGS))  # what `headway data prepare` reads beyond these
 SHOWN_CHARACTERS = 60
 
 Row = tuple[int, list[str]]
@@ -190,7 +191,9 @@ def files_in(folder: Path, endings: Sequence[str], say: Notes = silent) -> list[
     wanted = tuple(endings)
     found = [file for file in seen if file.name.lower().endswith(wanted)]
     if others := [str(file.relative_to(folder)) for file in seen if not file.name.lower().endswith(wanted)]:
-        say(f"{folder}: {counted(len(others), 'file')} of other kinds passed over: {a_few(others)}")
+        shards = any(name.lower().endswith(FOR_SHARDS) for name in others)
+        way = "; headway data prepare reads some of these too" if shards else ""
+        say(f"{folder}: {counted(len(others), 'file')} of other kinds passed over: {a_few(others)}{way}")
     return without_empty(found, folder, say)
 
 

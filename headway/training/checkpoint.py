@@ -188,9 +188,12 @@ class Checkpoints:
 
     def standing(self) -> int:
         """The step that whoever resumes goes on from, as `finish` and `latest` will find it; 0 before the first."""
-        unnamed = {NUMBER.fullmatch(path.name[1:-4]): path for path in self.directory.glob(".step-*.tmp")}
-        steps = [int(number[1]) for number, path in unnamed.items() if number and is_whole(path)]
-        return max([self.latest(lambda note: None) or 0, *steps])
+        unnamed = [
+            int(number[1])
+            for path in self.directory.glob(".step-*.tmp")
+            if (number := NUMBER.fullmatch(path.name[1:-4])) and is_whole(path)
+        ]
+        return max([self.latest(lambda note: None) or 0, *unnamed])
 
     def finish(self) -> None:
         """Give its name to a checkpoint that was whole when its process was killed. For the owner of the run."""

@@ -19,8 +19,8 @@ import torch
 
 from headway.configuration import load_settings
 from headway.console import Lines
+from headway.making import build_tokenizer
 from headway.models import CausalModel
-from headway.run import build_tokenizer
 from headway.tasks import QuestionAnswering
 from headway.tasks.base import next_token_loss
 from headway.training.device import describe_machine

@@ -29,7 +29,7 @@ import torch
 
 from headway.configuration import load_settings
 from headway.console import Lines, Reporter
-from headway.run import build_tokenizer
+from headway.making import build_tokenizer
 from headway.training.checkpoint import Snapshot, Writer
 from headway.training.device import describe_machine
 from headway.training.engine import Block, Engine, Outcome

@@ -20,8 +20,8 @@ from torch import nn
 
 from headway.configuration import load_settings
 from headway.console import Lines
+from headway.making import build_tokenizer
 from headway.models import CausalModel
-from headway.run import build_tokenizer
 from headway.tasks import Batch
 from headway.tasks.base import IGNORE, next_token_loss
 from headway.training.device import describe_machine

@@ -19,7 +19,7 @@ import torch
 
 from headway.configuration import load_settings
 from headway.console import Lines
-from headway.run import build_stages, build_tokenizer
+from headway.making import build_stages, build_tokenizer
 from headway.training import device as devices
 from headway.training.engine import Plain
 from headway.training.optimizer import build_optimizer

@@ -32,8 +32,8 @@ from torch import Tensor, nn
 
 from headway.configuration import load_settings
 from headway.console import Lines
+from headway.making import build_tokenizer
 from headway.models import GPTSettings
-from headway.run import build_tokenizer
 from headway.tasks import Batch, Task
 from headway.tasks.base import IGNORE
 from headway.training import device as devices

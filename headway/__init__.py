@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headway import nn
-    from headway.run import Run, load, train
+    from headway.making import train
+    from headway.run import Run, load
 
 __version__ = "0.1.0"
 __all__ = ["Run", "load", "nn", "train"]
@@ -19,8 +20,10 @@ __all__ = ["Run", "load", "nn", "train"]
 
 def __getattr__(name: str) -> Any:
     """Import torch only when something that needs it is asked for, so that help is instant."""
-    if name in ("Run", "load", "train"):
+    if name in ("Run", "load"):
         return getattr(importlib.import_module("headway.run"), name)
+    if name == "train":
+        return importlib.import_module("headway.making").train
     if name == "nn":
         return importlib.import_module("headway.nn")
     raise AttributeError(f"module 'headway' has no attribute '{name}'")

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from headway.configuration import RunSettings, load_settings
+from headway.console import Reporter
 from headway.data.catalog import resolve
 from headway.errors import RunError, UserError
 from headway.files import write_bytes, write_json, write_text
-from headway.finding import COPY
+from headway.finding import COPY, put_back
+from headway.places import way_to_resume
+from headway.training.checkpoint import Checkpoints
 
 Data = dict[str, dict[str, str]]
 """Of each task, by the place of its table, the files that it read, in their order, and the SHA-256 of their content."""
 
 DATA = "data.json"  # where a run keeps it
+SHOWN = 5  # files that have changed
 HARMLESS = (
     "log_every",
     "evaluate_every",
@@ -228,3 +232,88 @@ def settle(directory: Path, settings: RunSettings) -> list[Path]:
     if not copy.is_file() or copy.read_bytes() != content:
         write_bytes(copy, content)
     return kept
+
+
+# ---- a run that is resumed
+
+
+def check_changes(directory: Path, settings: RunSettings, accept_changes: bool, back_to: int | None) -> list[Change]:
+    """What differs from the settings of the run in `directory`; harmless, or accepted, or an error."""
+    old = accepted_settings(directory)
+    changes = compare(old.tables(), settings.tables())
+    if not changes:
+        return []
+    step = standing(directory, back_to)
+    own = way_to_resume(directory, back_to)
+    if not says(directory / "run.toml", old):  # somebody has written other values into it
+        own = f"{put_back(directory)} && {own}"
+    impossible = [f"{change}; {why}" for change in changes if (why := refusal(change, old, settings, step)) is not None]
+    serious = [f"{change}{consequence(change, old, step)}" for change in changes if not change.harmless]
+    anew = "start anew with another --out"
+    if impossible:
+        raise RunError(
+            "\n  - ".join([f"{directory}: what cannot change any more:", *impossible])
+            + f"\nresume with what it has ({own}), or {anew}"
+        )
+    if serious and not accept_changes:
+        raise RunError(
+            "\n  - ".join([f"{directory}: its settings are not the ones given:", *serious])
+            + f"\nresume with its own ({own}), take the new ones with --accept-changes (accept_changes=True), or {anew}"
+        )
+    return changes
+
+
+def check_data(
+    directory: Path, settings: RunSettings, data: Data, accept_changes: bool, back_to: int | None
+) -> list[str]:
+    """What differs from the data of the run in `directory`, and what that means; accepted, or an error."""
+    changes = compare_data(read_data(directory), data)
+    if not changes:
+        return []
+    old, step = accepted_settings(directory), standing(directory, back_to)
+    measured = measured_only(settings)
+    shown = first_few([f"{change}{consequence(change, old, step, measured)}" for change in changes])
+    if not accept_changes:
+        only = all(change.place in measured for change in changes)
+        words = "it was measured on other data so far" if only else "its data are not what it has learned from"
+        raise RunError(
+            "\n  - ".join([f"{directory}: {words}:", *shown])
+            + "\nput the old files back, go on with the new ones with --accept-changes (accept_changes=True), or start "
+            "anew with another --out"
+        )
+    return shown
+
+
+def standing(directory: Path, back_to: int | None) -> int:
+    """The step that a run which is resumed goes on from."""
+    return Checkpoints(directory).standing() if back_to is None else back_to
+
+
+def leave_settled(directory: Path, changes: Sequence[object], report: Reporter) -> None:
+    """A run that is done keeps the settings and data that it was trained with, whatever is asked for now."""
+    if changes:
+        report.say("nothing is left to train: it keeps the settings and data that it was trained with")
+    keep_settings(directory, accepted_settings(directory), [], report)
+
+
+def keep_settings(directory: Path, settings: RunSettings, changes: list[Change], report: Reporter) -> None:
+    """The settings that the run has from now on."""
+    kept = " and ".join(map(str, settle(directory, settings)))
+    if changes:
+        report.say("\n  - ".join([f"settings changed (those before are in {kept}):", *map(str, changes)]))
+    elif kept:
+        report.say(f"{directory / 'run.toml'}: says again what the run was trained with; what stood there is in {kept}")
+
+
+def keep_data(directory: Path, data: Data, changes: list[str], report: Reporter) -> None:
+    """What the run learns from now on."""
+    if changes:
+        report.say("\n  - ".join(["data changed:", *changes]))
+    if read_data(directory) != data:
+        write_data(directory, data)
+
+
+def first_few(changes: list[str]) -> list[str]:
+    """The first of them in full, and how many more there are."""
+    more = [f"… and {len(changes) - SHOWN:,} more files"] if len(changes) > SHOWN else []
+    return changes[:SHOWN] + more

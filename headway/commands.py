@@ -22,8 +22,10 @@ from headway.data.world import WorldSettings
 from headway.errors import DataError, Interrupted, Quit, TextError, UserError
 from headway.files import as_json, is_kept, one_line, stream_at, write_lines, write_output
 from headway.generation import Sampling
+from headway.making import prepared_tokenizer, train
+from headway.places import directory_of, way_to_resume
 from headway.ranks import joined, of_environment
-from headway.run import Run, directory_of, load, prepared_tokenizer, train, way_to_resume
+from headway.run import Run, load
 from headway.tasks import LanguageModelling, QuestionAnswering, SequenceToSequence, Task
 from headway.tasks.sequence_to_sequence import SPLITS, WIDEST_BEAM
 from headway.text import load_tokenizer

@@ -20,9 +20,10 @@ from headway.data.world import World, make_world, world_files, write_world
 from headway.errors import RunError
 from headway.files import Ownership, write_json, write_output
 from headway.inspection import capture_attention
+from headway.making import train
 from headway.report.charts import Series, bar, heat_map, line_chart
 from headway.report.page import figure, page, table
-from headway.run import Run, train
+from headway.run import Run
 from headway.tasks import Answer
 from headway.training.device import describe_machine
 

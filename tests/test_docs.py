@@ -15,10 +15,10 @@ from headway.cli import app
 from headway.configuration import load_settings, recipe_names
 from headway.console import Reporter
 from headway.inspection.experiments import EXPERIMENTS
+from headway.making import build_tokenizer
 from headway.models import parameter_count
 from headway.nn import ATTENTIONS, make_position
 from headway.nn.positions import NAMES as POSITIONS
-from headway.run import build_tokenizer
 
 ROOT = Path(__file__).parents[1]
 README, TOUR = ROOT / "README.md", ROOT / "docs" / "attention.md"

@@ -308,7 +308,7 @@ def test_what_would_do_nothing_is_not_begun_and_may_be_there_already(
         headway.train(run_file, tmp_path / "run", sets)
     assert not (tmp_path / "run").exists()
     with monkeypatch.context() as patch:
-        patch.setattr("headway.run.in_vain", lambda settings: ())  # as it was once
+        patch.setattr("headway.making.in_vain", lambda settings: ())  # as it was once
         with pytest.raises(Interrupted):
             headway.train(run_file, tmp_path / "run", sets, watch=StopAt(8))
     assert headway.load(tmp_path / "run").state.step == 8

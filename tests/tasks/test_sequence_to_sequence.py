@@ -19,9 +19,9 @@ from headway.configuration import load_settings
 from headway.console import Reporter
 from headway.errors import DataError, Interrupted, TextError, UserError
 from headway.generation.beam import Hypothesis
+from headway.making import build_tokenizer
 from headway.models import Seq2SeqModel
 from headway.ranks import Ranks
-from headway.run import build_tokenizer
 from headway.tasks import IGNORE, Batch, SequenceToSequence, SequenceToSequenceSettings
 from headway.tasks.sequence_to_sequence import groups
 from headway.text import KINDS, Pair

@@ -21,8 +21,8 @@ import headway
 from headway.configuration import load_settings
 from headway.console import Reporter
 from headway.errors import Interrupted, RunError
+from headway.making import require_alike
 from headway.ranks import ALONE, Ranks
-from headway.run import require_alike
 from headway.text import Characters
 from headway.training.loop import Trainer
 from headway.training.stage import Stage, TrainingSettings

@@ -207,7 +207,7 @@ def test_a_disk_that_cannot_be_written_is_known_before_data_are_read(
     def too_late(*arguments: Any) -> None:
         pytest.fail("data were read")
 
-    for name in ("headway.run.build_tokenizer", "headway.run.build_stages"):
+    for name in ("headway.making.build_tokenizer", "headway.making.build_stages"):
         monkeypatch.setattr(name, too_late)
     monkeypatch.setattr(os, "fsync", fails(number))
     assert run_command(["train", str(run_file), "--out", str(out), *(["--resume"] if resume else [])]) == 2

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import headway
-from headway.run import Run, build_stages
+from headway.making import build_stages
+from headway.run import Run
 from headway.tasks import Batch
 from headway.tasks.base import IGNORE
 from headway.training.engine import Plain

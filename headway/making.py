@@ -1,0 +1,342 @@
+"""From a run file to a trained run: `train` reads what there is to learn from, builds the model, and trains it in a
+directory of its own, or goes on with one."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import fields, replace
+from pathlib import Path
+from platform import node
+from typing import Any
+
+import torch
+
+from headway.changes import (
+    Change,
+    Data,
+    changed_since,
+    check_changes,
+    check_data,
+    compare,
+    compare_data,
+    first_few,
+    keep_data,
+    keep_settings,
+    leave_settled,
+    settle,
+)
+from headway.configuration import RunSettings, TokenizerSettings, in_vain, load_settings
+from headway.console import Reporter
+from headway.data.catalog import resolve
+from headway.errors import DataError, RunError, SettingsError, TextError, UserError
+from headway.files import probe
+from headway.finding import put_back
+from headway.memory import is_out_of_memory
+from headway.models import parameter_count
+from headway.places import (
+    directory_of,
+    has_gone_back,
+    is_empty,
+    make_directory,
+    mendable,
+    sign,
+    sign_off,
+    was_begun_by_this_job,
+)
+from headway.ranks import Ranks, joined
+from headway.run import Record, Run
+from headway.settings import to_table
+from headway.text import KINDS, Tokenizer, load_tokenizer
+from headway.text.plain import digests
+from headway.training import device as devices
+from headway.training.checkpoint import Checkpoints
+from headway.training.distributed import arrange
+from headway.training.loop import Trainer
+from headway.training.stage import Side, Stage
+
+SIZES = ("width", "layers", "hidden", "block")  # of a model, what makes it large
+ELSEWHERE = "copy the run elsewhere and resume the copy"  # for one that has no room where it is
+
+
+def train(
+    source: str | Path | dict[str, Any] | RunSettings,
+    out: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    resume: bool = False,
+    report: Reporter | None = None,
+    watch: Callable[[Record], None] = lambda record: None,
+    accept_changes: bool = False,
+    profile: bool = False,
+    back_to: int | None = None,
+) -> Run:
+    """Train what a recipe, a run file, tables or settings say, into the directory `out`.
+
+    With `resume`, `out` is continued from its newest checkpoint; a finished run is left as it is. With `back_to` it is
+    continued from the checkpoint of that step, and those after it are removed. With `accept_changes` it is continued
+    under other settings than it had, or on other data; the old run file is kept as run.toml.1. With `profile`, a window
+    of steps is looked at, and where their time went is written to profile.txt and profile.json.gz.
+
+    Without `out`, a run is resumed where `source` says (see `resumed_directory`), a new one is runs/NAME.
+
+    Processes that torchrun started train one run together; those that it started again continue theirs.
+    """
+    with joined() as ranks:
+        settings = source if isinstance(source, RunSettings) else load_settings(source, overrides)
+        directory = ranks.led(lambda: directory_of(source, settings.name, out, resume))
+        require_same_command(ranks, {"resume": resume, "accept_changes": accept_changes, "back_to": back_to})
+        if ranks.led(lambda: was_begun_by_this_job(directory)):
+            resume = True
+            if ranks.led(lambda: has_gone_back(directory, back_to)):
+                back_to = None  # before it was started again
+        if not ranks.leads:
+            report, watch = Reporter(), lambda record: None
+        train_in(directory, settings, resume, report or Reporter(), watch, accept_changes, profile, back_to, ranks)
+        ranks.wait()
+        run = Run(directory, devices.choose_device(settings.training.device)[0].type)
+        ranks.wait()  # until here, torchrun may start them again
+        if ranks.leads:
+            sign_off(directory)
+        return run
+
+
+def train_in(
+    directory: Path,
+    settings: RunSettings,
+    resume: bool,
+    report: Reporter,
+    watch: Callable[[Record], None],
+    accept_changes: bool,
+    profile: bool,
+    back_to: int | None,
+    ranks: Ranks,
+) -> None:
+    """Train in a directory, as one of `ranks`. All of them read; the one that leads writes."""
+    prepared = prepared_tokenizer(settings)
+    if prepared is not None:
+        settings = replace(settings, tokenizer=agreed(settings.tokenizer, prepared))
+    changes = ranks.led(lambda: check_directory(directory, settings, resume, accept_changes, back_to))
+    if ranks.leads:
+        probe(directory, ELSEWHERE if resume else "choose another with --out")
+    device, why = devices.choose_device(settings.training.device)
+    going_on = ranks.led(lambda: resume and (directory / "tokenizer.json").is_file())
+    if going_on:
+        tokenizer = load_tokenizer(directory / "tokenizer.json")
+    else:
+        tokenizer = prepared if prepared is not None else build_tokenizer(settings, report)
+    if resume:
+        ranks.led(lambda: require_own_tokenizer(directory, tokenizer))
+    stages = build_stages(settings, tokenizer)
+    data: Data = {}
+    for stage in stages:  # whatever is wrong with the data or the machine shows now, before anything is written
+        devices.choose_precision(device, stage.settings.precision)
+        data |= load_data(stage, report, directory)
+    require_alike(ranks, settings, tokenizer, data)
+    other_data = ranks.led(lambda: check_data(directory, settings, data, accept_changes, back_to) if going_on else [])
+    torch.manual_seed(settings.training.seed)
+    model = build_model(settings, len(tokenizer))
+    parameters = parameter_count(model)
+    layout, how = arrange(model, ranks, device, [stage.settings for stage in stages], settings.training.parallel)
+    with make_directory(directory) if ranks.leads else nullcontext():
+        if ranks.leads and not going_on:
+            begin(directory, settings, tokenizer, resume)
+        report.say(
+            f"{directory}: {settings.model.kind} with {parameters:,} parameters, {len(tokenizer):,} tokens "
+            f"({settings.tokenizer.kind}), on {devices.describe(device)} ({why}){how}"
+        )
+        trainer = Trainer(
+            model,
+            stages,
+            directory,
+            tokenizer.fingerprint(),
+            report,
+            watch,
+            profile=profile and ranks.leads,
+            layout=layout,
+        )
+        with mendable(directory):
+            if resume:
+                trainer.resume(back_to)
+            if ranks.leads:
+                sign(directory, back_to)
+                if trainer.state.done:
+                    leave_settled(directory, changes or other_data, report)
+                else:  # only now that the run has taken them
+                    keep_settings(directory, settings, changes, report)
+                    keep_data(directory, data, other_data, report)
+            trainer.run()
+
+
+def begin(directory: Path, settings: RunSettings, tokenizer: Tokenizer, resume: bool) -> None:
+    """Write what a run begins with. Its run file may be there already."""
+    run_file = directory / "run.toml"
+    if run_file.exists() and not resume:  # somebody was faster
+        raise RunError(f"{directory}: another run has just begun there; choose another directory with --out")
+    if not run_file.exists():
+        settle(directory, settings)
+    tokenizer.save(directory / "tokenizer.json")
+
+
+def build_model(settings: RunSettings, tokens: int) -> Any:
+    try:
+        return settings.model.build(tokens)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+    sizes = {f"model.{key}": value for key, value in to_table(settings.model).items() if key in SIZES}
+    if settings.tokenizer.kind in ("words", "bpe"):
+        sizes["tokenizer.size"] = tokens
+    lower = ", ".join(f"{name} ({value})" for name, value in sizes.items() if value)
+    raise UserError(f"out of memory for the weights of a model of {tokens:,} tokens; lower one of {lower}")
+
+
+def require_own_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
+    """The tokenizer of a run that goes on must be the one its weights were trained with."""
+    checkpoints = Checkpoints(directory)
+    step = checkpoints.latest(lambda note: None)
+    if step is not None:
+        checkpoints.require_tokenizer(checkpoints.state(step).tokenizer, tokenizer.fingerprint())
+
+
+def load_data(stage: Stage, report: Reporter, directory: Path) -> Data:
+    """Read what a stage learns from, and return what was in it; what should be known of it is said. What is wrong with
+    a file may be that it is another one than the run in `directory` has read."""
+    place = "pretraining.task" if stage.name == "pretraining" else "task"
+    data: Data = {}
+    for name, task in ((place, stage.task), *((f"streams.{side.name}.task", side.task) for side in stage.sides)):
+        try:
+            with digests() as data[name]:
+                task.load()
+        except (DataError, TextError) as error:
+            changed = ", ".join(changed_since(directory, data[name]))
+            way = f"; {changed} has changed since the run read it" if changed else moved(directory, name, task.settings)
+            raise type(error)(f"{error}{way}") from None
+        for note in task.notes:
+            report.say(note)
+    return data
+
+
+def moved(directory: Path, place: str, settings: Any) -> str:
+    """The way out where a run that goes on does not find a file of its data any more."""
+    if not (directory / "run.toml").is_file():
+        return ""
+    for each in fields(settings):
+        value = getattr(settings, each.name)
+        if each.metadata.get("path") and value and not glob.glob(str(resolve(value))) and not resolve(value).exists():
+            return f"; where it has moved, name the new place with --set {place}.{each.name}=NEW --accept-changes"
+    return ""
+
+
+def require_alike(ranks: Ranks, settings: RunSettings, tokenizer: Tokenizer, data: Data) -> None:
+    """All processes of a run must have read the same, on whichever machine: each makes its own share of the rows that
+    all of them draw. Where the files lie does not matter."""
+    mine = settings.tables(), tokenizer.fingerprint(), data
+    tables, fingerprint, read = ranks.led(lambda: mine)
+    changes = [change for change in compare(tables, mine[0]) if "task" not in change.place.split(".")]
+    changes += compare_data(read, data)
+    if not changes and fingerprint != mine[1]:
+        changes = [Change("tokenizer.json", fingerprint, mine[1])]
+    here = f"process {ranks.rank} ({node()})"
+    found = ranks.gather([f"{each.place}: {each.old} in process 0, {each.new} in {here}" for each in changes])
+    if found:
+        raise RunError(
+            "\n  - ".join(["the processes of this run do not have the same settings and data:", *first_few(found)])
+            + "\ngive all of them the same files and the same command"
+        )
+
+
+def require_same_command(ranks: Ranks, mine: dict[str, Any]) -> None:
+    """All processes of a run must have been asked for the same: what one of them does, the others wait for."""
+    first = ranks.led(lambda: mine)
+    here = f"process {ranks.rank} ({node()})"
+    found = ranks.gather(
+        [f"{key}: {first[key]} in process 0, {value} in {here}" for key, value in mine.items() if first[key] != value]
+    )
+    if found:
+        raise RunError(
+            "\n  - ".join(["the processes of this run were not asked for the same:", *first_few(found)])
+            + "\ngive all of them the same command"
+        )
+
+
+def build_tokenizer(settings: RunSettings, report: Reporter) -> Tokenizer:
+    """A tokenizer that knows every text of every stage."""
+    kind = KINDS[settings.tokenizer.kind]
+    tasks = [stage.task for _, stage in settings.stages()] + [side.task for side in settings.streams.values()]
+    texts = [text for task in tasks for text in task.texts(report.say)]
+    try:
+        return kind.train(texts, size=settings.tokenizer.size)
+    except TextError as error:
+        for number, text in enumerate(texts, 1):  # which one was it?
+            try:
+                kind.train([text])
+            except TextError as here:
+                raise DataError(f"text {number} of the corpus, {text[:60]!r}: {here}") from None
+        raise error
+
+
+def prepared_tokenizer(settings: RunSettings) -> Tokenizer | None:
+    """The tokenizer of the token shards that the run learns from; None where it learns from text alone."""
+    corpora = [
+        shards for _, task in settings.tasks() if (shards := getattr(task, "shards", lambda: None)()) is not None
+    ]
+    for shards in corpora[1:]:
+        if shards.index.tokenizer != corpora[0].index.tokenizer:
+            raise DataError(
+                f"{corpora[0].folder} and {shards.folder} were made with different tokenizers; "
+                f"prepare one of them again with --tokenizer {corpora[0].folder / 'tokenizer.json'}"
+            )
+    return corpora[0].tokenizer if corpora else None
+
+
+def agreed(asked: TokenizerSettings, prepared: Tokenizer) -> TokenizerSettings:
+    """The settings of the tokenizer that shards were made with; others than these, where given, are an error."""
+    settings = TokenizerSettings(prepared.kind, len(prepared) if prepared.kind in ("words", "bpe") else None)
+    if asked not in (TokenizerSettings(), TokenizerSettings(prepared.kind), settings):
+        wish = f"{asked.kind} of {asked.size:,}" if asked.size else asked.kind
+        raise SettingsError(
+            [
+                f"[tokenizer]: {wish}, but the shards hold {prepared.kind} of {len(prepared):,}; leave [tokenizer] "
+                "out, or, where a run is to go on, put its own shards back"
+            ]
+        )
+    return settings
+
+
+def build_stages(settings: RunSettings, tokenizer: Tokenizer) -> list[Stage]:
+    stages: list[Stage] = []
+    begin = 0
+    for name, stage in settings.stages():
+        task = stage.task.build(tokenizer, settings.model.block)
+        stages.append(Stage(name, task, stage.training, begin, final=name == "training"))
+        begin += stage.training.steps
+    for name, side in settings.streams.items():
+        task = side.task.build(tokenizer, min(side.stream.length or settings.model.block, settings.model.block))
+        task.limit = f"streams.{name}.length" if side.stream.length else "model.block"
+        stages[-1].sides.append(Side(name, task, side.stream))
+    return stages
+
+
+def check_directory(
+    directory: Path, settings: RunSettings, resume: bool, accept_changes: bool, back_to: int | None
+) -> list[Change]:
+    """A new run needs a new or empty directory; returns what is to change in one that is resumed."""
+    run_file = directory / "run.toml"
+    if resume and back_to is not None and run_file.is_file():
+        Checkpoints(directory).require(back_to)
+    if resume and run_file.is_file():
+        return check_changes(directory, settings, accept_changes, back_to)
+    if back_to is not None:
+        way = f"there is no run in {directory}" if resume else "add --resume"
+        raise UserError(f"--back-to {back_to} (back_to={back_to}) is for a run that is resumed; {way}")
+    if accept_changes and not resume:
+        raise UserError("--accept-changes (accept_changes=True) is for a run that is resumed; add --resume")
+    if directory.exists() and (not directory.is_dir() or not is_empty(directory)):
+        way = "continue it with --resume (resume=True), or choose" if run_file.is_file() else "choose"
+        if not run_file.is_file() and (command := put_back(directory)):
+            way = f"its run.toml is gone, get it back with {command}, or choose"
+        raise RunError(f"{directory}: exists already; {way} another directory with --out")
+    if problems := list(in_vain(settings)):
+        raise SettingsError(problems)
+    return []

@@ -241,7 +241,9 @@ class Checkpoints:
         """What is wrong with a checkpoint, None where it is whole. Who owns the run stops at one that cannot be read:
         it may be whole, and must not be thrown away for those that come after the one before it."""
         try:
-            return damage(self.path(step))
+            wrong = damage(self.path(step))
+            state = self.readable_state(step) if wrong is None else None
+            return wrong if state is None or state.step == step else f"is of step {state.step:,}, under another's name"
         except OSError as error:
             wrong = f"cannot be read ({error.strerror})"
             if owned:

@@ -143,6 +143,21 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_gives_the_same_end(
     assert [record["step"] for record in run.metrics if "loss" in record][-5:] == [7, 8, 9, 10, 11]
 
 
+def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(run_file: Path, tmp_path: Path) -> None:
+    expected = final_weights(headway.train(run_file, tmp_path / "whole").path)
+    with pytest.raises(Interrupted):
+        headway.train(run_file, tmp_path / "run", watch=StopAt(9))
+    checkpoints = Checkpoints(tmp_path / "run")
+    shutil.copytree(checkpoints.path(8), checkpoints.path(10))
+    with pytest.raises(RunError, match=r"step-00000010: is of step 8, under another's name; put it back"):
+        headway.train(run_file, tmp_path / "run", resume=True, back_to=10)
+    assert headway.load(tmp_path / "run").step == 9
+    report = Said()
+    run = headway.train(run_file, tmp_path / "run", resume=True, report=report)
+    assert f"{checkpoints.path(10)}: is of step 8, under another's name; passed over" in report.lines
+    assert same(final_weights(run.path), expected)
+
+
 def test_where_all_are_damaged_nothing_is_deleted(run_file: Path, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         headway.train(run_file, tmp_path / "run", watch=StopAt(9))

@@ -1,4 +1,5 @@
-"""The engine for GPUs: captured and compiled steps are the plain ones, stopped anywhere too."""
+"""The engine for GPUs: captured and compiled steps are the plain ones, stopped anywhere too. Where there is no GPU, and
+also where there is one, a stand-in on the CPU shows the same of what is captured."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ from headway.nn.dropout import dropout
 from headway.tasks.base import Task
 from headway.training.captured import Captured
 from headway.training.distributed import Layout
+from tests.training.stand_in import stand_in
 from tests.training.test_resume import final_weights, same
 from tests.training.test_streams import STREAMS
 
-pytestmark = pytest.mark.gpu
 PLAIN = ("model.dropout=0", "model.positions=learned")  # which every attention takes
 STAGES = ("pretraining.training", "training")
 
@@ -33,6 +34,15 @@ class Heard(Reporter):
 
     def say(self, text: str) -> None:
         self.lines.append(text)
+
+
+@pytest.fixture(autouse=True, params=[pytest.param("gpu", marks=pytest.mark.gpu), "stand-in"])
+def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "stand-in":
+        if request.node.get_closest_marker("gpu"):
+            pytest.skip("of a real GPU")
+        stand_in(monkeypatch)
+    return request.param
 
 
 @pytest.fixture
@@ -66,6 +76,7 @@ def test_all_engines_train_alike(mixed: Path, optimizer: str, accumulate: int) -
     assert found["compiled"] == pytest.approx(found["plain"], rel=tolerance)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["plain", "graph", "compiled"])
 def test_tf32_is_for_the_products_of_a_step_alone(run_file: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The losses are those of float32 but for rounding, and evaluation has full products."""
@@ -194,14 +205,16 @@ def test_out_of_memory_takes_the_step_in_parts(run_file: Path, monkeypatch: pyte
     body = Captured.body
 
     def small(self: Captured) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        done = body(self)  # which has changed the weights
         if self.accumulate < 4:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return body(self)
+        return done
 
     monkeypatch.setattr(Captured, "body", small)
     heard = Heard()
     run = headway.train(run_file, run_file.parent / "out", sets, report=heard)
-    assert any("in 4 parts" in line for line in heard.lines)
+    parts = [line.split(", training")[0][-7:] for line in heard.lines if "out of memory" in line]
+    assert parts == 2 * ["2 parts", "4 parts"]  # of each stage
     assert losses(run) == pytest.approx(expected, rel=1e-4)
 
 
@@ -218,6 +231,7 @@ def test_rows_are_the_same_wherever_they_are_made(mixed: Path, engine: str) -> N
     assert found[0][0] == found[1][0] and same(found[0][1], found[1][1])
 
 
+@pytest.mark.gpu
 def test_rows_are_made_on_the_host_where_the_gpu_has_no_memory_for_it(
     mixed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +277,7 @@ def test_a_capture_that_is_left_has_changed_nothing(
 
     def stopped(self: Captured) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         done = body(self)
-        if len(self.buffers) + len(self.names) > 2:  # streams beside the task's own
+        if "late" in self.names:  # which no checkpoint stands before
             calls[0] += 1
             if calls[0] == call:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -277,6 +291,7 @@ def test_a_capture_that_is_left_has_changed_nothing(
     assert same(final_weights(run.path), final_weights(whole.path))
 
 
+@pytest.mark.gpu
 def test_dropout_in_compiled_code() -> None:
     x = torch.randn(1000, 256, device="cuda", requires_grad=True)
     compiled = torch.compile(lambda x: dropout(x, 0.3))

@@ -14,12 +14,13 @@ import torch
 import headway
 from headway.configuration import load_settings
 from headway.console import Reporter
-from headway.errors import Interrupted
+from headway.errors import Interrupted, UserError
 from headway.nn import ATTENTIONS
 from headway.nn.dropout import dropout
 from headway.tasks.base import Task
 from headway.training.captured import Captured
 from headway.training.distributed import Layout
+from headway.training.engine import Outcome
 from tests.training.stand_in import stand_in
 from tests.training.test_resume import final_weights, same
 from tests.training.test_streams import STREAMS
@@ -74,6 +75,33 @@ def test_all_engines_train_alike(mixed: Path, optimizer: str, accumulate: int) -
     tolerance = 1e-4 if optimizer == "adamw" else 2e-3  # Muon's products are bfloat16
     assert found["graph"] == pytest.approx(found["plain"], rel=tolerance)
     assert found["compiled"] == pytest.approx(found["plain"], rel=tolerance)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_gradients_in_16_bits_are_those_of_float32(mixed: Path, precision: str) -> None:
+    """In parts too, and whatever they were multiplied by."""
+    found = []
+    for engine, how in (("plain", "float32"), ("graph", precision)):
+        sets = every_stage(f"engine={engine}", f"precision={how}", "accumulate=2", "learning_rate=1e-6")
+        run = headway.train(mixed, mixed.parent / engine, [*sets, "model.dropout=0"])
+        found.append([record["gradient_norm"] for record in run.metrics if "loss" in record])
+    assert found[1] == pytest.approx(found[0], rel=0.02)
+
+
+def test_a_step_without_numbers_between_two_lines_is_named(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waited for it; its loss is kept until somebody looks."""
+    step = Captured.step
+
+    def poisoned(self: Captured, number: int, rate: float) -> Outcome:
+        done = step(self, number, rate)
+        if number == 2:
+            done.loss.fill_(float("nan"))
+        return done
+
+    monkeypatch.setattr(Captured, "step", poisoned)
+    sets = ["training.log_every=100", "pretraining.training.steps=0", "training.engine=graph"]
+    with pytest.raises(UserError, match=r"step 3 had a loss or gradient that is no number"):
+        headway.train(run_file, run_file.parent / "out", [*sets, "pretraining.training.warmup=0"])
 
 
 @pytest.mark.gpu

@@ -296,6 +296,19 @@ def leave_settled(directory: Path, changes: Sequence[object], report: Reporter) 
     keep_settings(directory, accepted_settings(directory), [], report)
 
 
+def keep(
+    directory: Path,
+    settings: RunSettings,
+    changes: list[Change],
+    data: Data,
+    other_data: list[str],
+    report: Reporter,
+) -> None:
+    """The settings and data that a run has from now on."""
+    keep_settings(directory, settings, changes, report)
+    keep_data(directory, data, other_data, report)
+
+
 def keep_settings(directory: Path, settings: RunSettings, changes: list[Change], report: Reporter) -> None:
     """The settings that the run has from now on."""
     kept = " and ".join(map(str, settle(directory, settings)))

@@ -23,13 +23,12 @@ from headway.errors import DataError, Interrupted, Quit, TextError, UserError
 from headway.files import as_json, is_kept, one_line, stream_at, write_lines, write_output
 from headway.generation import Sampling
 from headway.making import prepared_tokenizer, train
-from headway.places import directory_of, way_to_resume
+from headway.places import way_to_resume
 from headway.ranks import joined, of_environment
 from headway.run import Run, load
 from headway.tasks import LanguageModelling, QuestionAnswering, SequenceToSequence, Task
 from headway.tasks.sequence_to_sequence import SPLITS, WIDEST_BEAM
 from headway.text import load_tokenizer
-from headway.training.tensorboard import TensorBoard
 
 TOGETHER = 256  # lines that are translated at once, at most
 ASSUMED_TOKENS = 256  # where nothing says how many a vocabulary has
@@ -66,24 +65,25 @@ def train_command(
     strict: bool = False,
 ) -> None:
     with joined() as ranks:
-        settings = load_settings(source, sets)
         if strict:
-            settings.task = be_strict(settings.task)
+            be_strict(load_settings(source, sets).task)  # or an error
+            sets = [*sets, "task.strict=true"]
         report = reporter() if ranks.leads else Reporter()
-        directory = ranks.led(lambda: directory_of(source, settings.name, out, resume))
-        new = not (resume or accept_changes or back_to is not None)  # else that is refused
-        if out is None and new and directory.name != settings.name and not directory.exists():
-            there = Path("runs", settings.name)
-            report.say(f"{there} is there already ({way_to_resume(there)} continues it); this is {directory}")
-        events = TensorBoard(directory / "tensorboard") if tensorboard and ranks.leads else None
-        watch = events or (lambda record: None)
         try:
-            run = train(settings, directory, (), resume, report, watch, accept_changes, profile, back_to)
+            run = train(
+                source,
+                out,
+                sets,
+                resume,
+                report,
+                accept_changes=accept_changes,
+                profile=profile,
+                back_to=back_to,
+                tensorboard=tensorboard,
+            )
         except (Interrupted, Quit) as stop:
-            raise type(stop)(f"{stop}; go on with: {way_to_resume(directory)}", stop.number) from None
-        finally:
-            if events is not None:
-                events.close()
+            way = f"; go on with: {way_to_resume(stop.run)}" if stop.run else ""
+            raise type(stop)(f"{stop}{way}", stop.number) from None
         if ranks.leads:
             print(f"{run.path}: {summary(run)}")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import signal
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -49,6 +50,8 @@ def hear_no_more() -> None:
 class Interrupted(Exception):
     """One of `STOPS` came while training; the state is saved. `code` is the exit code: 128 and the signal."""
 
+    run: Path | None = None  # that was stopped
+
     def __init__(self, message: str, number: int = signal.SIGINT) -> None:
         super().__init__(message)
         self.number, self.code = number, 128 + number
@@ -56,6 +59,8 @@ class Interrupted(Exception):
 
 class Quit(KeyboardInterrupt):
     """A second signal came: the program ends at once and saves nothing more."""
+
+    run: Path | None = None  # that was stopped
 
     def __init__(self, message: str, number: int = signal.SIGINT) -> None:
         super().__init__(message)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
-from dataclasses import fields, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from platform import node
 from typing import Any
@@ -22,8 +22,7 @@ from headway.changes import (
     compare,
     compare_data,
     first_few,
-    keep_data,
-    keep_settings,
+    keep,
     leave_settled,
     settle,
 )
@@ -36,6 +35,7 @@ from headway.finding import put_back
 from headway.memory import is_out_of_memory
 from headway.models import parameter_count
 from headway.places import (
+    claimed,
     directory_of,
     has_gone_back,
     is_empty,
@@ -44,6 +44,7 @@ from headway.places import (
     sign,
     sign_off,
     was_begun_by_this_job,
+    way_to_resume,
 )
 from headway.ranks import Ranks, joined
 from headway.run import Record, Run
@@ -55,6 +56,7 @@ from headway.training.checkpoint import Checkpoints
 from headway.training.distributed import arrange
 from headway.training.loop import Trainer
 from headway.training.stage import Side, Stage
+from headway.training.tensorboard import TensorBoard, summary_writer
 
 SIZES = ("width", "layers", "hidden", "block")  # of a model, what makes it large
 ELSEWHERE = "copy the run elsewhere and resume the copy"  # for one that has no room where it is
@@ -70,29 +72,33 @@ def train(
     accept_changes: bool = False,
     profile: bool = False,
     back_to: int | None = None,
+    tensorboard: bool = False,
 ) -> Run:
     """Train what a recipe, a run file, tables or settings say, into the directory `out`.
 
     With `resume`, `out` is continued from its newest checkpoint; a finished run is left as it is. With `back_to` it is
     continued from the checkpoint of that step, and those after it are removed. With `accept_changes` it is continued
     under other settings than it had, or on other data; the old run file is kept as run.toml.1. With `profile`, a window
-    of steps is looked at, and where their time went is written to profile.txt and profile.json.gz.
+    of steps is looked at, and where their time went is written to profile.txt and profile.json.gz. With `tensorboard`,
+    what `watch` sees goes to its events too, in the folder tensorboard.
 
     Without `out`, a run is resumed where `source` says (see `resumed_directory`), a new one is runs/NAME.
 
     Processes that torchrun started train one run together; those that it started again continue theirs.
     """
+    if tensorboard:
+        summary_writer()  # or an error, before anything is done
     with joined() as ranks:
         settings = source if isinstance(source, RunSettings) else load_settings(source, overrides)
         directory = ranks.led(lambda: directory_of(source, settings.name, out, resume))
-        require_same_command(ranks, {"resume": resume, "accept_changes": accept_changes, "back_to": back_to})
+        asked = Asked(resume, accept_changes, back_to, profile, tensorboard, named=out is not None)
+        require_same_command(ranks, asked)
         if ranks.led(lambda: was_begun_by_this_job(directory)):
-            resume = True
-            if ranks.led(lambda: has_gone_back(directory, back_to)):
-                back_to = None  # before it was started again
+            gone_back = ranks.led(lambda: has_gone_back(directory, back_to))  # before it was started again
+            asked = replace(asked, resume=True, back_to=None if gone_back else back_to)
         if not ranks.leads:
             report, watch = Reporter(), lambda record: None
-        train_in(directory, settings, resume, report or Reporter(), watch, accept_changes, profile, back_to, ranks)
+        directory = train_in(directory, settings, asked, report or Reporter(), watch, ranks)
         ranks.wait()
         run = Run(directory, devices.choose_device(settings.training.device)[0].type)
         ranks.wait()  # until here, torchrun may start them again
@@ -101,30 +107,44 @@ def train(
         return run
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What is wanted of a training beside its settings."""
+
+    resume: bool
+    accept_changes: bool
+    back_to: int | None
+    profile: bool
+    tensorboard: bool
+    named: bool  # somebody said where a new run is to lie
+
+    @property
+    def anywhere(self) -> bool:
+        """Whether a new run takes a place that is free."""
+        return not (self.named or self.resume)
+
+
 def train_in(
     directory: Path,
     settings: RunSettings,
-    resume: bool,
+    asked: Asked,
     report: Reporter,
     watch: Callable[[Record], None],
-    accept_changes: bool,
-    profile: bool,
-    back_to: int | None,
     ranks: Ranks,
-) -> None:
-    """Train in a directory, as one of `ranks`. All of them read; the one that leads writes."""
+) -> Path:
+    """Train in a directory, as one of `ranks`. All of them read; the one that leads writes. Returns where it was: in
+    the next directory that is free, where nobody has named one and another run has begun in this one meanwhile."""
+    resume, accept_changes, back_to = asked.resume, asked.accept_changes, asked.back_to
     prepared = prepared_tokenizer(settings)
     if prepared is not None:
         settings = replace(settings, tokenizer=agreed(settings.tokenizer, prepared))
-    changes = ranks.led(lambda: check_directory(directory, settings, resume, accept_changes, back_to))
+    changes = ranks.led(lambda: check_directory(directory, settings, asked))
     if ranks.leads:
         probe(directory, ELSEWHERE if resume else "choose another with --out")
     device, why = devices.choose_device(settings.training.device)
     going_on = ranks.led(lambda: resume and (directory / "tokenizer.json").is_file())
-    if going_on:
-        tokenizer = load_tokenizer(directory / "tokenizer.json")
-    else:
-        tokenizer = prepared if prepared is not None else build_tokenizer(settings, report)
+    own = load_tokenizer(directory / "tokenizer.json") if going_on else prepared
+    tokenizer = own if own is not None else build_tokenizer(settings, report)
     if resume:
         ranks.led(lambda: require_own_tokenizer(directory, tokenizer))
     stages = build_stages(settings, tokenizer)
@@ -138,34 +158,53 @@ def train_in(
     model = build_model(settings, len(tokenizer))
     parameters = parameter_count(model)
     layout, how = arrange(model, ranks, device, [stage.settings for stage in stages], settings.training.parallel)
-    with make_directory(directory) if ranks.leads else nullcontext():
+    if asked.anywhere:
+        directory = ranks.led(lambda: claim(directory, settings.name, report))
+    with ExitStack() as held:
+        if ranks.leads:
+            held.enter_context(make_directory(directory))
+            if asked.tensorboard:
+                watch = both(watch, held.enter_context(TensorBoard(directory / "tensorboard")))
+        held.enter_context(mendable(directory))
         if ranks.leads and not going_on:
             begin(directory, settings, tokenizer, resume)
         report.say(
             f"{directory}: {settings.model.kind} with {parameters:,} parameters, {len(tokenizer):,} tokens "
             f"({settings.tokenizer.kind}), on {devices.describe(device)} ({why}){how}"
         )
+        profile = asked.profile and ranks.leads
         trainer = Trainer(
-            model,
-            stages,
-            directory,
-            tokenizer.fingerprint(),
-            report,
-            watch,
-            profile=profile and ranks.leads,
-            layout=layout,
+            model, stages, directory, tokenizer.fingerprint(), report, watch, profile=profile, layout=layout
         )
-        with mendable(directory):
-            if resume:
-                trainer.resume(back_to)
-            if ranks.leads:
-                sign(directory, back_to)
-                if trainer.state.done:
-                    leave_settled(directory, changes or other_data, report)
-                else:  # only now that the run has taken them
-                    keep_settings(directory, settings, changes, report)
-                    keep_data(directory, data, other_data, report)
-            trainer.run()
+        if resume:
+            trainer.resume(back_to)
+        if ranks.leads:
+            sign(directory, back_to)
+            if trainer.state.done:
+                leave_settled(directory, changes or other_data, report)
+            else:  # only now that the run has taken them
+                keep(directory, settings, changes, data, other_data, report)
+        trainer.run()
+    return directory
+
+
+def claim(directory: Path, name: str, report: Reporter) -> Path:
+    """A place for a new run; it is said where that is not the one of its name."""
+    directory = claimed(directory, name)
+    if directory.name != name:
+        there = directory.with_name(name)
+        report.say(f"{there} is there already ({way_to_resume(there)} continues it); this is {directory}")
+    return directory
+
+
+def both(first: Callable[[Record], None], second: Callable[[Record], None]) -> Callable[[Record], None]:
+    """What tells a record to two that watch."""
+
+    def watch(record: Record) -> None:
+        first(record)
+        second(record)
+
+    return watch
 
 
 def begin(directory: Path, settings: RunSettings, tokenizer: Tokenizer, resume: bool) -> None:
@@ -246,8 +285,9 @@ def require_alike(ranks: Ranks, settings: RunSettings, tokenizer: Tokenizer, dat
         )
 
 
-def require_same_command(ranks: Ranks, mine: dict[str, Any]) -> None:
+def require_same_command(ranks: Ranks, asked: Asked) -> None:
     """All processes of a run must have been asked for the same: what one of them does, the others wait for."""
+    mine = {key: getattr(asked, key) for key in ("resume", "accept_changes", "back_to")}
     first = ranks.led(lambda: mine)
     here = f"process {ranks.rank} ({node()})"
     found = ranks.gather(
@@ -318,10 +358,9 @@ def build_stages(settings: RunSettings, tokenizer: Tokenizer) -> list[Stage]:
     return stages
 
 
-def check_directory(
-    directory: Path, settings: RunSettings, resume: bool, accept_changes: bool, back_to: int | None
-) -> list[Change]:
-    """A new run needs a new or empty directory; returns what is to change in one that is resumed."""
+def check_directory(directory: Path, settings: RunSettings, asked: Asked) -> list[Change]:
+    """A new run needs a new or empty directory, if one is named; returns what is to change in one that is resumed."""
+    resume, accept_changes, back_to = asked.resume, asked.accept_changes, asked.back_to
     run_file = directory / "run.toml"
     if resume and back_to is not None and run_file.is_file():
         Checkpoints(directory).require(back_to)
@@ -332,7 +371,7 @@ def check_directory(
         raise UserError(f"--back-to {back_to} (back_to={back_to}) is for a run that is resumed; {way}")
     if accept_changes and not resume:
         raise UserError("--accept-changes (accept_changes=True) is for a run that is resumed; add --resume")
-    if directory.exists() and (not directory.is_dir() or not is_empty(directory)):
+    if not asked.anywhere and directory.exists() and (not directory.is_dir() or not is_empty(directory)):
         way = "continue it with --resume (resume=True), or choose" if run_file.is_file() else "choose"
         if not run_file.is_file() and (command := put_back(directory)):
             way = f"its run.toml is gone, get it back with {command}, or choose"

@@ -11,8 +11,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from headway.errors import RunError, UserError
-from headway.files import Ownership, is_full, is_temporary, write_text
+from headway.errors import Interrupted, Quit, RunError, UserError
+from headway.files import Ownership, is_full, is_temporary, sync_directory, write_text
 from headway.ranks import job
 
 JOB = ".job"  # the file that says which call of torchrun works on a run
@@ -56,7 +56,21 @@ def own_directory(name: str) -> Path:
 def free_directory(name: str) -> Path:
     """runs/NAME, or runs/NAME-2 and so on where that is taken."""
     names = (name if number == 1 else f"{name}-{number}" for number in range(1, 10_000))
-    return next(Path("runs", each) for each in names if not Path("runs", each).exists())
+    return next(Path("runs", each) for each in names if not os.path.lexists(Path("runs", each)))
+
+
+def claimed(directory: Path, name: str) -> Path:
+    """The directory of a new run whose place nobody has named; the next that is free, where another run has begun
+    there meanwhile."""
+    while True:
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            directory = free_directory(name)
+        except OSError:  # which whoever makes it will tell
+            return directory
+        else:
+            return directory
 
 
 def is_empty(directory: Path) -> bool:
@@ -70,17 +84,22 @@ def make_directory(directory: Path) -> Ownership:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{directory}: cannot be made ({error.strerror}); choose another with --out") from None
+    sync_directory(directory.parent)
     return Ownership(directory)
 
 
 @contextmanager
 def mendable(directory: Path) -> Iterator[None]:
     """Where the system refuses a file of the run, that is told with the way to go on; a full disk is the command's to
-    tell, and what is wrong with other files their owner's."""
+    tell, and what is wrong with other files their owner's. What stops the run knows which it is."""
     try:
         yield
+    except (Interrupted, Quit) as stop:
+        stop.run = directory
+        raise
     except OSError as error:
-        file = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+        name = error.filename2 or error.filename  # of a rename, what was to be replaced
+        file = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else None
         if is_full(error) or file is None or directory not in (file, *file.parents):
             raise
         if directory.is_dir():

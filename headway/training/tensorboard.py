@@ -1,6 +1,6 @@
 """The record of a run as TensorBoard's events, for those who have it.
 
-    headway.train("world/demo", out, watch=TensorBoard(Path(out) / "tensorboard"))
+    headway.train("world/demo", tensorboard=True)
 
 Every number of a record becomes a scalar called stage/name: training/loss, training/evaluation/accuracy.
 """
@@ -24,14 +24,7 @@ class TensorBoard:
     """
 
     def __init__(self, directory: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UserError(
-                "--tensorboard: TensorBoard is not installed; get it with: pip install tensorboard, "
-                "or leave the option out: headway watch RUN shows the curves too"
-            ) from None
-        self.directory, self.make = directory, SummaryWriter
+        self.directory, self.make = directory, summary_writer()
         self.writer: Any = None
 
     def __call__(self, record: dict[str, Any]) -> None:
@@ -51,3 +44,15 @@ class TensorBoard:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def summary_writer() -> Any:
+    """TensorBoard's own writer, where it is installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError(
+            "--tensorboard: TensorBoard is not installed; get it with: pip install tensorboard, "
+            "or leave the option out: headway watch RUN shows the curves too"
+        ) from None
+    return SummaryWriter

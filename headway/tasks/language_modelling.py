@@ -119,6 +119,7 @@ class LanguageModelling(Task):
         batches = Windows(self, tokens, among.share(self.starts(tokens, split).split(batch_size)))
         loss, count = mean_loss(model, batches, among)
         lengths = torch.from_numpy(self.tokenizer.byte_lengths())
+        lengths[self.tokenizer.mask] = 1 - len(self.tokenizer.lead)  # a line end, which a leading space stands for too
         size = int(among.total(torch.tensor(sum(int(lengths[batch.targets].sum()) for batch in batches))))
         return {
             "loss": loss,

@@ -12,7 +12,7 @@ from headway.errors import DataError, TextError
 from headway.generation import Sampling
 from headway.models import GPTSettings
 from headway.tasks import LanguageModellingSettings
-from headway.text import BPE, Bytes, Characters
+from headway.text import BPE, KINDS, Bytes, Characters
 from headway.training.order import generator
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 40
@@ -58,6 +58,21 @@ def test_an_untrained_model_is_as_good_as_chance(tmp_path: Path) -> None:
     assert result["loss"] == pytest.approx(math.log(len(tokenizer)), abs=0.05)
     assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
     assert result["bits_per_byte"] == pytest.approx(result["loss"] / math.log(2), rel=1e-6)  # a token is a byte
+
+
+@pytest.mark.parametrize("kind", ["characters", "bytes", "words", "bpe"])
+def test_the_end_of_a_line_is_a_byte_whatever_the_tokenizer(tmp_path: Path, kind: str) -> None:
+    """Else short lines would have more bits a byte than the same text in one document."""
+    path = tmp_path / "lines.txt"
+    path.write_text("one two three\nfour five six\n" * 20)
+    settings = LanguageModellingSettings(corpus=str(path))
+    tokenizer = KINDS[kind].train(settings.texts(lambda note: None))
+    task = settings.build(tokenizer, 600)
+    model = GPTSettings(width=16, heads=2, layers=1, block=600).build(len(tokenizer))
+    result = task.evaluate(model, str(path))
+    bits = result["loss"] * result["tokens"] / math.log(2)
+    first = tokenizer.piece(tokenizer.encode_alone("one two three")[0])  # which is given, not asked for
+    assert bits / result["bits_per_byte"] == pytest.approx(path.stat().st_size - len(first))
 
 
 def test_of_a_large_part_held_out_some_is_measured_all_over_it(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from headway.configuration import RunSettings, load_settings
 from headway.console import Reporter
 from headway.data.catalog import resolve
 from headway.errors import RunError, UserError
-from headway.files import write_bytes, write_json, write_text
+from headway.files import numbered, write_bytes, write_json, write_text
 from headway.finding import COPY, put_back
 from headway.places import way_to_resume
 from headway.training.checkpoint import Checkpoints
@@ -224,7 +223,7 @@ def settle(directory: Path, settings: RunSettings) -> list[Path]:
         others.append(run_file)
     kept = []
     for content in dict.fromkeys(file.read_bytes() for file in others):
-        kept.append(next(path for path in (directory / f"run.toml.{n}" for n in count(1)) if not path.exists()))
+        kept.append(numbered(run_file))
         write_bytes(kept[-1], content)
     if not says(run_file, settings):
         write_text(run_file, settings.to_toml())
@@ -249,6 +248,12 @@ def check_changes(directory: Path, settings: RunSettings, accept_changes: bool, 
         own = f"{put_back(directory)} && {own}"
     impossible = [f"{change}; {why}" for change in changes if (why := refusal(change, old, settings, step)) is not None]
     serious = [f"{change}{consequence(change, old, step)}" for change in changes if not change.harmless]
+    patience = old.training.patience or settings.training.patience
+    serious += [
+        f"{change}; every step stays exact, but with training.patience ({patience}) it decides when the run ends"
+        for change in changes
+        if patience and change.place == "training.evaluate_every"
+    ]
     anew = "start anew with another --out"
     if impossible:
         raise RunError(

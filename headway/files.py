@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -155,6 +156,25 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         if isinstance(record, dict):
             records.append(record)
     return records
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file, whole or not at all."""
+    with named(path), open(path, "ab", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        left = memoryview(f"{line}\n".encode())
+        try:
+            while left:
+                left = left[file.write(left) :]  # a disk that is nearly full takes a part
+        except OSError:
+            file.truncate(end)
+            raise
+
+
+def numbered(path: Path) -> Path:
+    """path.1, or the next number that is free, for what stood in it before."""
+    names = (path.with_name(f"{path.name}.{number}") for number in count(1))
+    return next(each for each in names if not os.path.lexists(each))
 
 
 def write_json_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:

@@ -153,7 +153,7 @@ def train_in(
         devices.choose_precision(device, stage.settings.precision)
         data |= load_data(stage, report, directory)
     require_alike(ranks, settings, tokenizer, data)
-    other_data = ranks.led(lambda: check_data(directory, settings, data, accept_changes, back_to) if going_on else [])
+    other_data = ranks.led(lambda: check_data(directory, settings, data, accept_changes, back_to) if resume else [])
     torch.manual_seed(settings.training.seed)
     model = build_model(settings, len(tokenizer))
     parameters = parameter_count(model)

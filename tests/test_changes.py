@@ -57,6 +57,28 @@ def test_what_changes_nothing_of_what_is_learned_needs_no_flag(run_file: Path, s
     assert same(final_weights(run.path), expected)
 
 
+def test_when_a_run_is_scored_decides_when_it_ends_where_it_has_patience(run_file: Path, tmp_path: Path) -> None:
+    sets = [*LOGGED, "training.patience=2", "training.evaluate_every=2"]
+    with pytest.raises(Interrupted):
+        headway.train(run_file, tmp_path / "run", sets, watch=StopAt(7))
+    more = [*sets, "training.evaluate_every=1"]
+    with pytest.raises(RunError, match=r"evaluate_every: 2 there, 1 now; every step stays exact, but with .*patience"):
+        headway.train(run_file, tmp_path / "run", more, resume=True)
+    run = headway.train(run_file, tmp_path / "run", more, resume=True, accept_changes=True)
+    assert run.settings.training.evaluate_every == 1
+
+
+def test_data_are_compared_where_the_tokenizer_is_made_again(run_file: Path, stopped: Path) -> None:
+    (stopped / "tokenizer.json").unlink()
+    shutil.rmtree(stopped / "checkpoints")
+    corpus = run_file.parent / "wiki.txt"
+    corpus.write_text(corpus.read_text().replace("Ada", "Eva"))
+    known = (stopped / "data.json").read_bytes()
+    with pytest.raises(RunError, match="its data are not what it has learned from"):
+        headway.train(stopped, resume=True)
+    assert (stopped / "data.json").read_bytes() == known
+
+
 def test_other_changes_are_shown_and_need_the_flag(stopped: Path, capsys: Captured) -> None:
     before = contents(stopped)
     command = ["train", str(stopped), "--resume", "--set", "training.learning_rate=0.02", "--set", "training.keep=3"]

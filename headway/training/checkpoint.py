@@ -186,6 +186,12 @@ class Checkpoints:
         except (OSError, ValueError, TypeError, AttributeError, RunError):  # damaged, and never used again
             return None
 
+    def require_folder(self) -> None:
+        """An error where the checkpoints lie elsewhere, and that place is not there."""
+        if os.path.lexists(self.directory) and not self.directory.is_dir():
+            where = f", a link to {os.readlink(self.directory)}," if self.directory.is_symlink() else ""
+            raise RunError(f"{self.directory}{where} is no folder; nothing was changed; put back what it was")
+
     def standing(self) -> int:
         """The step that whoever resumes goes on from, as `finish` and `latest` will find it; 0 before the first."""
         unnamed = [
@@ -275,6 +281,8 @@ class Checkpoints:
 
     def state(self, step: int) -> State:
         found = json.loads((self.path(step) / "state.json").read_text())
+        if not isinstance(found, dict):
+            raise RunError(f"{self.path(step)}: state.json is no object; move it away to go on from the one before")
         unknown = ", ".join(found.keys() - {field.name for field in fields(State)})
         if unknown:
             raise RunError(f"{self.path(step)}: written by another version of Headway (state.json has {unknown})")
@@ -323,21 +331,28 @@ class Writer:
     def __init__(self, checkpoints: Checkpoints) -> None:
         self.checkpoints = checkpoints
         self.thread: threading.Thread | None = None
+        self.unwritten: tuple[Snapshot, int] | None = None  # or not yet: what is to be written, and how many to keep
         self.error: BaseException | None = None
         self.wanted = True
 
     def save(self, model: nn.Module, optimizer: Optimizer | None, state: State, keep: int) -> None:
         """Copy the run as it is, and begin to write it."""
         self.wait()
-        snapshot = Snapshot.take(model, optimizer, state)
-        self.thread = threading.Thread(target=self.write, args=(snapshot, keep), name="checkpoint", daemon=True)
+        self.unwritten = Snapshot.take(model, optimizer, state), keep
+        self.thread = threading.Thread(target=self.write, name="checkpoint", daemon=True)
         self.thread.start()
 
-    def write(self, snapshot: Snapshot, keep: int) -> None:
+    def write(self) -> None:
         try:
-            self.checkpoints.write(snapshot, keep, lambda: self.wanted)
+            self.again()
         except BaseException as error:
             self.error = error
+
+    def again(self) -> None:
+        """Write what is not written, as the system may have refused it."""
+        if self.unwritten is not None:
+            self.checkpoints.write(*self.unwritten, lambda: self.wanted)
+            self.unwritten = None
 
     def check(self) -> None:
         """Raise what went wrong in the thread."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,7 +22,7 @@ import torch
 
 from headway.console import Progress, Reporter, between_steps, scores
 from headway.errors import Interrupted, UserError
-from headway.files import named, read_json_lines, write_json_lines
+from headway.files import append_line, numbered, read_json_lines, write_json_lines
 from headway.memory import is_out_of_memory
 from headway.models import Model
 from headway.training import device as devices
@@ -94,6 +96,7 @@ class Trainer:
         self.checkpoints = Checkpoints(self.directory)
         self.writer = self.layout.writer(self.checkpoints)
         self.metrics = self.directory / "metrics.jsonl"
+        self.unwritten: deque[dict[str, Any]] = deque()  # records of metrics.jsonl, where it could not be written
         self.stops = Stops()
         self.resumed_at: int | None = None
         self.saved: int | None = None  # the step that this process saved last, or began at
@@ -126,6 +129,7 @@ class Trainer:
         """(the newest checkpoint, the one to go on from, whether the best one that it knows is whole). What a killed
         process left is cleared away."""
         checkpoints = self.checkpoints
+        checkpoints.require_folder()
         checkpoints.finish()
         newest = max(checkpoints.steps(), default=0)
         step = checkpoints.require_whole(self.report.say) if back_to is None else checkpoints.require(back_to)
@@ -133,8 +137,18 @@ class Trainer:
         checkpoints.require_tokenizer(state.tokenizer, self.fingerprint)
         checkpoints.clear_remains()
         if step is None:
-            write_json_lines(self.metrics, [])
+            self.begin_record()
         return newest, step, self.is_best_there(state)
+
+    def begin_record(self) -> None:
+        """A run without checkpoints begins its record anew. What tells of steps behind the first checkpoint is kept."""
+        first = next((stage.settings for stage in self.stages if stage.settings.steps), self.stages[-1].settings)
+        saved = min(first.checkpoint_every or first.steps, first.steps)
+        if any(not recorded_by(saved, record) for record in read_json_lines(self.metrics)):
+            kept = numbered(self.metrics)
+            os.replace(self.metrics, kept)
+            self.report.say(f"{self.checkpoints.directory}: nothing is in it any more; the record so far is in {kept}")
+        write_json_lines(self.metrics, [])
 
     def is_best_there(self, state: State) -> bool:
         """Whether the weights of the best score are still to be had; where they are not, that is said."""
@@ -214,14 +228,14 @@ class Trainer:
                     self.advance(stage, plan, progress)
                 step, last = state.step - stage.begin, state.step >= stage.end
                 scored = state.unscored
-                saved = owed or due(settings.checkpoint_every, step) or last
-                if scored or saved:
+                regular = due(settings.checkpoint_every, step) or last
+                if scored or regular:
                     self.catch_up(stage, plan, progress)
                 meter.lap()
                 if not owed:
                     profile.after(step - 1)
-                better, enough = self.evaluate(stage, saved) if scored else (False, False)
-                if (saved or better or enough) and not (owed and state.unscored):
+                better, enough = self.evaluate(stage, regular) if scored else (False, False)
+                if (regular or better or enough or owed) and not (owed and state.unscored):
                     self.catch_up(stage, plan, progress)
                     self.save(stage, plan)
                 self.writer.check()
@@ -446,9 +460,10 @@ class Trainer:
             self.writer.wait()
         except Exception as error:
             self.report.say(f"a checkpoint could not be written: {error}")
-            self.saved = None
         with suppress(Exception):
+            self.writer.again()
             self.catch_up(stage, plan, progress)
+            self.write_records()
             unsaved = self.state.step > stage.begin and self.saved != self.state.step
             if unsaved and self.counted and not plan.optimizer.updating:
                 self.save(stage, plan, regular=False)
@@ -515,9 +530,9 @@ class Trainer:
         largest = max(tokens // pieces_of(tokens, settings.accumulate, device) for tokens in costs.tokens.values())
         return devices.threads_that_pay(largest // self.ranks.size, self.model.settings.width)
 
-    def evaluate(self, stage: Stage, saved: bool) -> tuple[bool, bool]:
+    def evaluate(self, stage: Stage, regular: bool) -> tuple[bool, bool]:
         """Score the model and remember the best: (is this the best so far, is it time to stop early). Of equals it is
-        the last that is `saved` anyway: it has learned more."""
+        the last at which a `regular` checkpoint is saved: it has learned more."""
         task, state = stage.task, self.state
         try:
             with during("evaluation"), between_steps(), self.stops.at_once(self.ranks.size == 1):
@@ -537,7 +552,7 @@ class Trainer:
             best = state.best_value
             ahead = best is None or (value > best if task.higher_is_better else value < best)
             better = math.isfinite(value) and ahead
-            if better or (value == best and saved):
+            if better or (value == best and regular):
                 state.best_value, state.best_step = value, state.step
             state.since_best = 0 if better else state.since_best + 1
             enough = self.is_enough(stage)
@@ -554,8 +569,14 @@ class Trainer:
     def write(self, record: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl."""
         if self.ranks.leads:
-            with named(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+            self.unwritten.append(record)
+            self.write_records()
+
+    def write_records(self) -> None:
+        """Write the lines of metrics.jsonl that are not there yet, as the system may have refused one."""
+        while self.unwritten:
+            append_line(self.metrics, json.dumps(self.unwritten[0]))
+            self.unwritten.popleft()
 
     def show(self, record: dict[str, Any]) -> None:
         """To whoever watches, who may fail."""

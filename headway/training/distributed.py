@@ -142,7 +142,9 @@ class Sharded(Several):
     def exchanging(self, now: bool) -> Iterator[None]:
         self.model.set_requires_gradient_sync(now)  # type: ignore[operator]
         self.model.set_is_last_backward(now)  # type: ignore[operator]
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # a view, which nobody changes in place
+            yield
 
     def evaluate(self, task: Task) -> dict[str, Any]:
         """On a whole copy in every process: what generates makes as many passes as it needs, and waits for nobody."""

@@ -310,13 +310,15 @@ class Trainer:
             if not is_out_of_memory(error):
                 raise
         self.rescue(stage, plan, progress)  # out here, where nothing of the failed step is held any more
-        settings, last = stage.settings, self.last_checkpoint()
-        pieces = settings.accumulate or "chosen by the device"
+        settings, pieces = stage.settings, stage.settings.accumulate or "chosen by the device"
         rows = "".join(f" or streams.{side.name}.rows ({side.settings.rows})" for side in stage.sides)
+        saved = ""
+        if self.ranks.size == 1:  # of several, another one writes, and does not wait for this one
+            last = self.last_checkpoint()
+            saved = f"; the last checkpoint is of step {last:,}" if last is not None else "; there is no checkpoint yet"
         raise UserError(
             f"out of memory at step {self.state.step + 1:,}; take it in more pieces with {stage.place}.accumulate (now "
-            f"{pieces}), or lower {stage.place}.batch_size ({settings.batch_size}){rows}; "
-            + (f"the last checkpoint is of step {last:,}" if last is not None else "there is no checkpoint yet")
+            f"{pieces}), or lower {stage.place}.batch_size ({settings.batch_size}){rows}{saved}"
         )
 
     def settle(self, stage: Stage, plan: Plan, progress: Progress) -> None:

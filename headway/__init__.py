@@ -18,6 +18,10 @@ __version__ = "0.1.0"
 __all__ = ["Run", "load", "nn", "train"]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Import torch only when something that needs it is asked for, so that help is instant."""
     if name in ("Run", "load"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import json
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,11 @@ class Change:
         """Whether it concerns only what is written and shown, and not what is learned."""
         section, _, key = self.place.rpartition(".")
         return section in SECTIONS and key in HARMLESS
+
+    @property
+    def names_a_file(self) -> bool:
+        """Whether it is only another place for data."""
+        return ", " not in self.place and self.place.rpartition(".")[2] in (*LEARNED, *MEASURED)
 
 
 def compare(old: dict[str, Any], new: dict[str, Any], place: str = "") -> list[Change]:
@@ -168,7 +174,6 @@ def consequence(change: Change, settings: RunSettings, step: int, measured: Coll
     if change.harmless or step == 0:
         return ""
     last_stage = place.startswith(("training.", "task", "streams")) and place != "training.seed"
-    names_a_file = ", " not in place and place.rpartition(".")[2] in (*LEARNED, *MEASURED)
     scores = "the best score and the patience so far were" if place.startswith("task,") else "its scores were"
     meanings = (
         (last_stage and step <= earlier, "that stage has not begun, so resuming stays exact"),
@@ -178,7 +183,7 @@ def consequence(change: Change, settings: RunSettings, step: int, measured: Coll
             "what is held out now may have been learned, and scores so far were of other text",
         ),
         (place.endswith(".dev_tokens"), "every step stays exact, but scores so far were of other tokens"),
-        (names_a_file, "resuming stays exact where the same stands in it"),  # which is looked at too
+        (change.names_a_file, "resuming stays exact where the same stands in it"),  # which is looked at too
         (
             place in measured,
             f"nothing was learned from it, so every step stays exact, but {scores} measured on the old one",
@@ -191,6 +196,15 @@ def consequence(change: Change, settings: RunSettings, step: int, measured: Coll
 def steps_before(settings: RunSettings) -> int:
     """Steps of the stage before the last one, 0 where there is none."""
     return settings.pretraining.training.steps if settings.pretraining is not None else 0
+
+
+def missing_file(settings: Any) -> str | None:
+    """The key of a task's settings that names a file or folder which is not there."""
+    for each in fields(settings):
+        value = getattr(settings, each.name)
+        if each.metadata.get("path") and value and not glob.glob(str(resolve(value))) and not resolve(value).exists():
+            return each.name
+    return None
 
 
 # ---- the run file and its copy
@@ -294,24 +308,29 @@ def standing(directory: Path, back_to: int | None) -> int:
     return Checkpoints(directory).standing() if back_to is None else back_to
 
 
-def leave_settled(directory: Path, changes: Sequence[object], report: Reporter) -> None:
-    """A run that is done keeps the settings and data that it was trained with, whatever is asked for now."""
-    if changes:
-        report.say("nothing is left to train: it keeps the settings and data that it was trained with")
-    keep_settings(directory, accepted_settings(directory), [], report)
-
-
 def keep(
     directory: Path,
     settings: RunSettings,
     changes: list[Change],
     data: Data,
     other_data: list[str],
+    done: bool,
     report: Reporter,
 ) -> None:
-    """The settings and data that a run has from now on."""
+    """The settings and data that a run has from now on. One that is done keeps those that it was trained with, whatever
+    is asked for now, but for the place of data that are the same."""
+    if done and not have_moved(directory, changes, other_data):
+        if changes or other_data:
+            report.say("nothing is left to train: it keeps the settings and data that it was trained with")
+        keep_settings(directory, accepted_settings(directory), [], report)
+        return
     keep_settings(directory, settings, changes, report)
     keep_data(directory, data, other_data, report)
+
+
+def have_moved(directory: Path, changes: list[Change], other_data: list[str]) -> bool:
+    """Whether nothing but the places of its data is new, and the same stands in them."""
+    return bool(read_data(directory)) and not other_data and all(change.names_a_file for change in changes)
 
 
 def keep_settings(directory: Path, settings: RunSettings, changes: list[Change], report: Reporter) -> None:

@@ -153,13 +153,14 @@ def evaluate(
     out: Annotated[Optional[Path], typer.Option(help="Where predictions go, one a line; - is standard output.")] = None,  # noqa: UP045
     beam: Beam = None,
     strict: Strict = False,
+    sets: Sets = None,
     device: Device = "auto",
 ) -> None:
-    """Score a run on a split of its data or on a file."""
+    """Score a run on a split of its data or on a file; --set changes how that is read, such as task.column=body."""
     with loading():
         from headway.commands import evaluate_command
 
-    evaluate_command(run, split, target, out, beam, device, strict)
+    evaluate_command(run, split, target, out, beam, device, strict, sets or [])
 
 
 @app.command()
@@ -417,10 +418,9 @@ def run_command(arguments: list[str]) -> int:
         elif hasattr(error, "format_message"):
             code = wrong_arguments(error)
         elif isinstance(error, OSError) and is_full(error):
-            where = f"{error.filename}: " if error.filename else ""
-            code = fail(
-                f"{where}{error.strerror}; make room and go on with --resume: what was saved before is whole", 2
-            )
+            way = "make room and go on with --resume: what was saved before is whole"
+            words = f"{error.filename}: {error.strerror}; {way}" if error.filename else f"the output: {error.strerror}"
+            code = fail(words, 2)
         else:
             raise
     return code

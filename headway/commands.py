@@ -88,11 +88,11 @@ def train_command(
             print(f"{run.path}: {summary(run)}")
 
 
-def opened(path: Path, device: str = "auto") -> Run:
+def opened(path: Path, device: str = "auto", sets: Iterable[str] = ()) -> Run:
     """The run; what is amiss with its checkpoints goes to standard error."""
-    run = load(path, device)
-    for note in run.notes if of_environment().leads else ():
-        print(note, file=sys.stderr)
+    run = load(path, device, sets)
+    if run.notes and of_environment().leads:
+        print(*run.notes, f"{path}: the weights are those of step {run.step:,}", sep="\n", file=sys.stderr)
     return run
 
 
@@ -111,10 +111,17 @@ def be_strict(settings: Any) -> Any:
 
 
 def evaluate_command(
-    path: Path, split: str, target: str | None, out: Path | None, beam: int | None, device: str, strict: bool = False
+    path: Path,
+    split: str,
+    target: str | None,
+    out: Path | None,
+    beam: int | None,
+    device: str,
+    strict: bool = False,
+    sets: Iterable[str] = (),
 ) -> None:
     with joined() as ranks:
-        run = opened(path, device)
+        run = opened(path, device, sets)
         if strict:
             run.task.settings = be_strict(run.settings.task)
         if isinstance(run.task, SequenceToSequence):
@@ -205,7 +212,9 @@ def tell_scores(run: Run, split: str, result: dict[str, Any], out: Path | None, 
     Where these go to standard output, they alone do.
     """
     if not (result.get("questions") or result.get("sentences") or result.get("tokens")):
-        raise UserError(f"{run.path}: {split}: nothing was held out to measure on; name a file with --split")
+        named = split not in SPLITS
+        why = "too short to be measured" if named else "nothing was held out to measure on"
+        raise UserError(f"{run.path}: {split}: {why}; name {'another' if named else 'a'} file with --split")
     said = sys.stderr if out is not None and stream_at(out) is sys.stdout else sys.stdout
     shown = scores(result) or [f"{result['questions']} questions without answers (one column), so no accuracy"]
     of = f" (the best checkpoint, of step {run.step:,})" if run.step != run.state.step else ""

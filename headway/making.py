@@ -3,10 +3,9 @@ directory of its own, or goes on with one."""
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from platform import node
 from typing import Any
@@ -23,12 +22,11 @@ from headway.changes import (
     compare_data,
     first_few,
     keep,
-    leave_settled,
+    missing_file,
     settle,
 )
 from headway.configuration import RunSettings, TokenizerSettings, in_vain, load_settings
 from headway.console import Reporter
-from headway.data.catalog import resolve
 from headway.errors import DataError, RunError, SettingsError, TextError, UserError
 from headway.files import probe
 from headway.finding import put_back
@@ -180,10 +178,9 @@ def train_in(
             trainer.resume(back_to)
         if ranks.leads:
             sign(directory, back_to)
-            if trainer.state.done:
-                leave_settled(directory, changes or other_data, report)
-            else:  # only now that the run has taken them
-                keep(directory, settings, changes, data, other_data, report)
+            keep(
+                directory, settings, changes, data, other_data, trainer.state.done, report
+            )  # now that it has taken them
         trainer.run()
     return directory
 
@@ -258,13 +255,9 @@ def load_data(stage: Stage, report: Reporter, directory: Path) -> Data:
 
 def moved(directory: Path, place: str, settings: Any) -> str:
     """The way out where a run that goes on does not find a file of its data any more."""
-    if not (directory / "run.toml").is_file():
+    if not (directory / "run.toml").is_file() or not (key := missing_file(settings)):
         return ""
-    for each in fields(settings):
-        value = getattr(settings, each.name)
-        if each.metadata.get("path") and value and not glob.glob(str(resolve(value))) and not resolve(value).exists():
-            return f"; where it has moved, name the new place with --set {place}.{each.name}=NEW --accept-changes"
-    return ""
+    return f"; where it has moved, name the new place with --set {place}.{key}=NEW --accept-changes"
 
 
 def require_alike(ranks: Ranks, settings: RunSettings, tokenizer: Tokenizer, data: Data) -> None:

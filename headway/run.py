@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from headway.changes import changed_since
+from headway.changes import changed_since, missing_file
 from headway.configuration import load_settings
-from headway.errors import RunError, UserError
+from headway.errors import DataError, RunError, TextError, UserError
 from headway.files import read_json_lines
 from headway.finding import not_a_run
 from headway.generation import GREEDY, Sampling
@@ -34,12 +34,14 @@ Record = dict[str, Any]
 class Run:
     """A trained model with its tokenizer, its task and its record."""
 
-    def __init__(self, path: str | Path, device: str = "auto") -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, device: str = "auto", overrides: Iterable[str] = ()) -> None:
+        self.path, overrides = Path(path), list(overrides)
         if not (self.path / "run.toml").is_file():
             raise not_a_run(self.path)
         self.device, _ = devices.choose_device(device)
-        self.settings = load_settings(self.path / "run.toml")
+        if others := [each for each in overrides if not each.strip().startswith("task.")]:
+            raise UserError(f"--set {others[0]}: a run that is there is opened with other settings of [task] alone")
+        self.settings = load_settings(self.path / "run.toml", overrides)
         self.checkpoints = Checkpoints(self.path)
         self.notes: list[str] = []  # checkpoints that were passed over, and why
         self.state = State()  # where training stands
@@ -121,7 +123,12 @@ class Run:
                 )
             options["target"] = str(target)
         with digests() as read:
-            result = self.task.evaluate(self.model, split, among, **options)
+            try:
+                result = self.task.evaluate(self.model, split, among, **options)
+            except (DataError, TextError) as error:
+                key = missing_file(self.task.settings)
+                way = f"; where the run's own data have moved, add --set task.{key}=NEW" if key else ""
+                raise type(error)(f"{error}{way}") from None
         notes = [
             f"{file}: has changed since the run read it; what is held out of it now may have been learned"
             for file in changed_since(self.path, read)
@@ -151,6 +158,7 @@ class Run:
         return self.task.stream(self.model, prompt, limit, sampling)
 
 
-def load(path: str | Path, device: str = "auto") -> Run:
-    """Open a run directory."""
-    return Run(path, device)
+def load(path: str | Path, device: str = "auto", overrides: Iterable[str] = ()) -> Run:
+    """Open a run directory. With `overrides` it is asked and scored under other settings of its task, such as
+    task.column=text or task.corpus=FILE; what it was trained with stays as it is."""
+    return Run(path, device, overrides)

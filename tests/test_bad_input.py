@@ -307,7 +307,7 @@ def test_a_parquet_file_is_for_shards(run_file: Path, capsys: Captured) -> None:
     path = run_file.parent / "wiki.parquet"
     path.write_bytes(b"PAR1\0\0")
     shown = refused(capsys, "train", run_file, "--set", f"pretraining.task.corpus={path}")
-    assert "wiki.parquet: a Parquet file; make token shards of it and train on these: headway data prepare " in shown
+    assert "wiki.parquet: a Parquet file; make token shards of it and take these: headway data prepare " in shown
 
 
 def test_a_stream_has_no_name_of_a_stage(run_file: Path, capsys: Captured) -> None:

@@ -68,6 +68,26 @@ def test_when_a_run_is_scored_decides_when_it_ends_where_it_has_patience(run_fil
     assert run.settings.training.evaluate_every == 1
 
 
+def test_a_run_that_is_done_is_told_where_its_data_are_now(run_file: Path, tmp_path: Path, capsys: Captured) -> None:
+    """Nothing is left to train, and yet it is to be scored; data that are others stay what it was not trained with."""
+    run = headway.train(run_file, tmp_path / "run")
+    questions = run_file.parent / "dev.tsv"
+    moved, score = questions.rename(run_file.parent / "moved.tsv"), run.evaluation
+    assert run_command(["evaluate", str(run.path)]) == 2
+    assert "where the run's own data have moved, add --set task.dev=NEW" in capsys.readouterr().err
+    assert run_command(["evaluate", str(run.path), "--set", f"task.dev={moved}"]) == 0
+    command = ["train", str(run.path), "--resume", "--accept-changes", "--set", f"task.dev={moved}"]
+    lines = moved.read_text()
+    moved.write_text(lines.replace("Oslo", "Rome"))
+    assert run_command(command) == 0
+    assert "it keeps the settings and data that it was trained with" in capsys.readouterr().err
+    assert run_command(["evaluate", str(run.path)]) == 2
+    moved.write_text(lines)
+    assert run_command(command) == 0
+    assert run_command(["evaluate", str(run.path)]) == 0
+    assert headway.load(run.path).evaluate()["accuracy"] == score["accuracy"]
+
+
 def test_data_are_compared_where_the_tokenizer_is_made_again(run_file: Path, stopped: Path) -> None:
     (stopped / "tokenizer.json").unlink()
     shutil.rmtree(stopped / "checkpoints")

@@ -264,6 +264,48 @@ def test_a_folder_in_place_of_a_file_of_the_run_is_named(run_file: Path) -> None
         headway.train(run.path, resume=True)
 
 
+def test_a_file_is_scored_as_it_is_to_be_read(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "notes.txt").write_text("the cat sat on the mat\n" * 40)
+    (tmp_path / "table.csv").write_text("id,body\n1,the cat sat\n2,on the mat\n")
+    out = train(tmp_path, {"name": "language_modelling", "corpus": str(tmp_path / "notes.txt")})
+    command = ["evaluate", str(out), "--split", str(tmp_path / "table.csv")]
+    assert run_command(command) == 2
+    assert "task.column" in capsys.readouterr().err
+    assert run_command([*command, "--set", "task.column=body"]) == 0
+    assert run_command([*command, "--set", "model.width=8"]) == 2
+    assert "--set model.width=8: a run that is there is opened with other settings of [task] alone" in (
+        capsys.readouterr().err
+    )
+    (tmp_path / "short.txt").write_text("a\n")
+    assert run_command(["evaluate", str(out), "--split", str(tmp_path / "short.txt")]) == 2
+    assert "short.txt: too short to be measured; name another file with --split" in capsys.readouterr().err
+
+
+def test_the_checkpoint_that_is_taken_is_named(answers: Path, tmp_path: Path, capsys: Captured) -> None:
+    run = shutil.copytree(answers, tmp_path / "run")
+    (max((run / "checkpoints").iterdir()) / "model.safetensors").write_bytes(b"damaged")
+    assert run_command(["evaluate", str(run)]) == 0
+    assert f"{run}: the weights are those of step 2\n" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_an_output_that_is_full_is_not_a_run_to_go_on_with(answers: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*CALL, "predict", str(answers), "Where was Ada born?"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2 and "the output: No space left on device" in done.stderr
+    assert "--resume" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_the_package_offers_is_listed() -> None:
+    assert {"train", "load", "Run", "nn"} <= set(dir(headway))
+
+
 def test_a_run_goes_on_in_its_own_directory(run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """Elsewhere it would begin anew, and its steps would be lost to whoever took that for going on."""
     monkeypatch.chdir(run_file.parent)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from headway.generation import Sampling, stream
 from headway.models import CausalModel
 from headway.ranks import ALONE, Ranks
 from headway.settings import REQUIRED, setting
-from headway.tasks.base import Batch, Task, mean_loss
+from headway.tasks.base import IGNORE, Batch, Task, mean_loss
 from headway.tasks.corpus import Corpus, CorpusSettings, Stored, open_shards
 from headway.text import Tokenizer
 from headway.text.plain import counted
@@ -104,8 +104,8 @@ class LanguageModelling(Task):
     def evaluate(
         self, model: CausalModel, split: str = "dev", among: Ranks = ALONE, batch_size: int = 64
     ) -> dict[str, Any]:
-        """Loss a token, perplexity, and bits a byte, over every whole window of the split, none overlapping; of what is
-        held out, over `dev_tokens`."""
+        """Loss a token, perplexity, and bits a byte, over every whole window of the split, none overlapping, and over
+        the rest of a file that is named; of what is held out, over `dev_tokens`."""
         if split in ("train", "dev"):
             if not hasattr(self, "train"):
                 self.load()
@@ -120,7 +120,8 @@ class LanguageModelling(Task):
         loss, count = mean_loss(model, batches, among)
         lengths = torch.from_numpy(self.tokenizer.byte_lengths())
         lengths[self.tokenizer.mask] = 1 - len(self.tokenizer.lead)  # a line end, which a leading space stands for too
-        size = int(among.total(torch.tensor(sum(int(lengths[batch.targets].sum()) for batch in batches))))
+        read = sum(int(lengths[batch.targets[batch.targets != IGNORE]].sum()) for batch in batches)
+        size = int(among.total(torch.tensor(read)))
         return {
             "loss": loss,
             "perplexity": math.exp(min(loss, 700.0)),
@@ -128,9 +129,12 @@ class LanguageModelling(Task):
             "tokens": count,
         }
 
-    def starts(self, tokens: Tensor | Stored, split: str = "") -> Tensor:
-        """Where the windows of a split begin that are measured."""
+    def starts(self, tokens: Tensor | Stored, split: str = "train") -> Tensor:
+        """Where the windows of a split begin that are measured. What is left at the end of a file stands in a last one
+        with what comes before it."""
         starts = torch.arange(0, max(1, len(tokens) - self.block), self.block)
+        if split not in ("train", "dev") and len(starts) * self.block < len(tokens) - 1:
+            return torch.cat([starts, torch.tensor([len(tokens) - 1 - self.block])])
         most = -(-self.settings.dev_tokens // self.block) if split == "dev" else 0
         if not 0 < most < len(starts):
             return starts
@@ -156,4 +160,8 @@ class Windows(Sequence[Batch]):
         return len(self.starts)
 
     def __getitem__(self, number: Any) -> Any:
-        return self.task.windows(self.tokens, self.starts[number])
+        starts, block = self.starts[number], self.task.block
+        batch = self.task.windows(self.tokens, starts)
+        measured = torch.where(starts % block == 0, starts, starts // block * block + block)  # by the window before
+        places = starts[:, None] + 1 + torch.arange(batch.targets.shape[1])
+        return replace(batch, targets=batch.targets.masked_fill(places <= measured[:, None], IGNORE))

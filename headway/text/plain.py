@@ -188,7 +188,7 @@ def packed_by(first: bytes) -> str:
 def to_shards(path: str | Path) -> str:
     """The way out for what only `headway data prepare` reads."""
     prepare = f"headway data prepare {quote(str(path))} --tokenizer bpe --out prepared"
-    return f"make token shards of it and train on these: {prepare}"
+    return f"make token shards of it and take these: {prepare} (for a run that is there, --tokenizer RUN)"
 
 
 def decode(raw: bytes, errors: str, notes: Counter[str], way: str) -> str:

@@ -60,6 +60,25 @@ def test_an_untrained_model_is_as_good_as_chance(tmp_path: Path) -> None:
     assert result["bits_per_byte"] == pytest.approx(result["loss"] / math.log(2), rel=1e-6)  # a token is a byte
 
 
+@pytest.mark.parametrize("length", [2, 9, 16, 17, 18, 31, 32, 33, 34, 50])
+def test_a_file_is_measured_to_its_end(tmp_path: Path, length: int) -> None:
+    """Every token but the first counts once, whatever the block; those at the end with as much before them as fits."""
+    task, tokenizer = make(tmp_path)
+    torch.manual_seed(0)
+    model = GPTSettings(width=16, heads=2, layers=1, block=16, dropout=0.0).build(len(tokenizer)).eval()
+    path = tmp_path / "other.txt"
+    path.write_text(TEXT[:length])
+    ids = torch.tensor(tokenizer.encode(TEXT[:length]))
+    assert task.evaluate(model, str(path))["tokens"] == length - 1
+    losses = []
+    for place in range(1, length):
+        first = (place - 1) // 16 * 16  # of its window
+        first = first if first + 16 < length else max(0, length - 17)
+        scores = model(ids[None, first:place])[0, -1]
+        losses.append(float(torch.nn.functional.cross_entropy(scores, ids[place]).detach()))
+    assert task.evaluate(model, str(path))["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["characters", "bytes", "words", "bpe"])
 def test_the_end_of_a_line_is_a_byte_whatever_the_tokenizer(tmp_path: Path, kind: str) -> None:
     """Else short lines would have more bits a byte than the same text in one document."""

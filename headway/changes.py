@@ -156,11 +156,22 @@ def measured_only(settings: RunSettings) -> set[str]:
     """The files that a run is measured on and learns nothing from, as they stand in the place of a change."""
     found = set()
     for place, task in settings.tasks():
-        measured, learned = (
-            [Path(resolve(name)) for key in keys if (name := getattr(task, key, None))] for keys in (MEASURED, LEARNED)
-        )
+        measured, learned = files_of(task, MEASURED), files_of(task, LEARNED)
         found |= {f"{place}, {file}" for file in measured if not any(holds(each, file) for each in learned)}
     return found
+
+
+def learned_too(task: Any, read: dict[str, str]) -> list[Path]:
+    """The files that a task is measured on though it learns the same from them, or from others, of all that it has
+    `read`, with the SHA-256 of each."""
+    learned = files_of(task, LEARNED)
+    contents = {content for file, content in read.items() if any(holds(each, Path(file)) for each in learned)}
+    return [file for file in files_of(task, MEASURED) if read.get(str(file)) in contents]
+
+
+def files_of(task: Any, keys: Collection[str]) -> list[Path]:
+    """What these settings of a task name."""
+    return [Path(resolve(name)) for key in keys if (name := getattr(task, key, None))]
 
 
 def holds(corpus: Path, file: Path) -> bool:

@@ -20,7 +20,7 @@ from headway.console import Progress, Reporter, Terminal, clock, reporter, score
 from headway.data import catalog
 from headway.data.world import WorldSettings
 from headway.errors import DataError, Interrupted, Quit, TextError, UserError
-from headway.files import as_json, is_kept, one_line, stream_at, write_lines, write_output
+from headway.files import as_json, is_kept, one_line, probe, stream_at, write_lines, write_output
 from headway.generation import Sampling
 from headway.making import prepared_tokenizer, train
 from headway.places import way_to_resume
@@ -132,6 +132,8 @@ def evaluate_command(
             raise UserError(f"--out {out}: a run whose task is {run.settings.task.name} makes no predictions to write")
         if out is not None and (is_kept(out) or out.is_dir()):
             check_out(out, inputs(run, split, target))
+        elif out is None and ranks.leads and isinstance(run.task, QuestionAnswering | SequenceToSequence):
+            probe(run.path / "predictions", "name a file for them with --out")
         with bar_of_rows(reporter() if ranks.leads else Reporter(), Path(split).name) as progress:
             options: dict[str, Any] = {} if beam is None else {"beam": beam}
             if isinstance(run.task, SequenceToSequence | QuestionAnswering):

@@ -102,7 +102,7 @@ def load_settings(source: str | Path | dict[str, Any], overrides: Iterable[str] 
     else:
         path = find(source)
         tables, base, name, shown = read_tables(path), path.parent, name_of(path), str(source)
-    overrides = list(overrides)
+    overrides = [overrides] if isinstance(overrides, str) else list(overrides)
     shown += " with --set" if overrides else ""
     problems: list[str] = []
     typed: set[str] = set()  # the keys that --set gave

@@ -22,6 +22,7 @@ from headway.changes import (
     compare_data,
     first_few,
     keep,
+    learned_too,
     missing_file,
     settle,
 )
@@ -47,7 +48,7 @@ from headway.places import (
 from headway.ranks import Ranks, joined
 from headway.run import Record, Run
 from headway.settings import to_table
-from headway.text import KINDS, Tokenizer, load_tokenizer
+from headway.text import KINDS, Tokenizer, Words, load_tokenizer
 from headway.text.plain import digests
 from headway.training import device as devices
 from headway.training.checkpoint import Checkpoints
@@ -250,6 +251,8 @@ def load_data(stage: Stage, report: Reporter, directory: Path) -> Data:
             raise type(error)(f"{error}{way}") from None
         for note in task.notes:
             report.say(note)
+        for file in learned_too(task.settings, data[name]):
+            report.say(f"{file}: is learned from as well, so scores on it say nothing of what the run has not seen")
     return data
 
 
@@ -299,7 +302,7 @@ def build_tokenizer(settings: RunSettings, report: Reporter) -> Tokenizer:
     tasks = [stage.task for _, stage in settings.stages()] + [side.task for side in settings.streams.values()]
     texts = [text for task in tasks for text in task.texts(report.say)]
     try:
-        return kind.train(texts, size=settings.tokenizer.size)
+        tokenizer = kind.train(texts, size=settings.tokenizer.size)
     except TextError as error:
         for number, text in enumerate(texts, 1):  # which one was it?
             try:
@@ -307,6 +310,12 @@ def build_tokenizer(settings: RunSettings, report: Reporter) -> Tokenizer:
             except TextError as here:
                 raise DataError(f"text {number} of the corpus, {text[:60]!r}: {here}") from None
         raise error
+    if isinstance(tokenizer, Words) and (unspaced := tokenizer.unspaced()):
+        report.say(
+            f"tokenizer: {unspaced:,} of {len(tokenizer):,} words are runs of Chinese or Japanese characters, without "
+            'spaces: whole sentences may be one word; tokenizer.kind = "characters" or "bpe" cuts them'
+        )
+    return tokenizer
 
 
 def prepared_tokenizer(settings: RunSettings) -> Tokenizer | None:

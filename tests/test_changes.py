@@ -530,3 +530,15 @@ def test_every_run_says_what_it_has_learned_from(run_file: Path, tmp_path: Path)
     data = json.loads((run.path / "data.json").read_text())
     names = {task: [Path(each["file"]).name for each in files] for task, files in data.items()}
     assert names == {"pretraining.task": ["wiki.txt"], "task": ["train.tsv", "dev.tsv"]}
+
+
+@pytest.mark.parametrize("how", ["itself", "copy"])
+def test_a_run_that_is_measured_on_what_it_learns_is_told_so(run_file: Path, tmp_path: Path, how: str) -> None:
+    questions = run_file.parent / "train.tsv"
+    dev = questions if how == "itself" else Path(shutil.copy(questions, run_file.parent / "copy.tsv"))
+    report = Said()
+    headway.train(run_file, tmp_path / "run", f"task.dev={dev}", report=report)
+    assert any(line.startswith(f"{dev}: is learned from as well") for line in report.lines)
+    report = Said()
+    headway.train(run_file, tmp_path / "other", report=report)
+    assert not any("learned from as well" in line for line in report.lines)

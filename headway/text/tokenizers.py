@@ -300,6 +300,11 @@ class Words(Tokenizer):
                     raise never_seen(text, (known for known in self.words if len(known) == 1)) from None
         return ids
 
+    def unspaced(self) -> int:
+        """How many words hold several characters of an UNSPACED script: they are parts of sentences, or whole ones."""
+        several = re.compile(f"[{UNSPACED}].*[{UNSPACED}]")
+        return sum(several.search(word) is not None for word in self.words)
+
     def _state(self) -> dict[str, Any]:
         return {"words": self.words}
 

@@ -469,3 +469,8 @@ def test_the_course_corpus_has_256_tokens():
     tokenizer = Characters.train(lines)
     assert (len(lines), len(tokenizer)) == (2937, 256)
     check_round_trip(tokenizer, "\n".join(lines))
+
+
+def test_words_of_a_script_without_spaces_are_counted() -> None:
+    assert Words.train(["the cat 我 sat", "东 西"]).unspaced() == 0
+    assert Words.train(["the cat 我们 sat", "东西在这里 and カタカナ"]).unspaced() == 3

@@ -863,6 +863,7 @@ ODD_PIECES = [*PIECES, *"東京。。、，：", "\r", "\r", "\n", "x" * 70]
 )
 @example(text="title\n" + "line\r" * 40, size=20, documents="lines")
 @example(text="a " + "x" * 15 + "。東" + "x" * 70, size=20, documents="file")
+@example(text="word,aaaaaaa\ra", size=2, documents="lines")
 def test_blocks_are_the_same_read_on_or_begun_at(text: str, size: int, documents: str, tmp_path_factory) -> None:
     """Whoever goes on with a preparation begins at a block that others came to from the beginning."""
     path = tmp_path_factory.getbasetemp() / "any.txt"

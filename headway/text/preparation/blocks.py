@@ -135,7 +135,7 @@ def cut(stream: Unpacked, place: Place, form: str, whole: bool) -> Iterator[tupl
     buffer = bytearray()
     while True:
         old = len(buffer)
-        more = stream.read(BLOCK - old if old < BLOCK else BLOCK)  # where blocks end depends on where they begin alone
+        more = stream.read(BLOCK - old % BLOCK)  # where blocks end depends on where they begin alone
         buffer += more
         inside = False
         if not more:

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections import Counter
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -826,6 +827,63 @@ def test_an_endless_line_is_read_in_parts(text: str) -> None:
     assert len(found) > 50
     made = prepare(["line.txt"], "out", LOOKED_UP)
     assert contents(made) == expected([text], LOOKED_UP)
+
+
+def tiny_cells(path: str, cells: list[str]) -> str:
+    """A table of many tiny cells, every other one blank."""
+    if path.endswith("csv"):
+        return write(path, "n,text\n" + "".join(f"1,{cell}\n2, \n" for cell in cells))
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"text": [text for cell in cells for text in (cell, None)]})
+    pytest.importorskip("pyarrow.parquet").write_table(table, path)
+    return path
+
+
+@pytest.mark.parametrize("path", ["a.csv", "a.parquet"])
+def test_tiny_and_empty_cells_take_little_more_memory_than_their_characters(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As strings in a list they take a hundred bytes each, with their lines."""
+    cells = [f"{number % 10}" for number in range(50_000)]
+    small_blocks(monkeypatch, 1 << 20)
+    tiny_cells(path, cells)
+    tracemalloc.start()
+    try:
+        found = list(blocks.blocks([Source.at(path)], Reading()))
+        assert len(found) == 2 and tracemalloc.get_traced_memory()[0] < 12 * len(cells)
+        del found
+        held: list[int] = []
+        texts = preparing.Preparation.texts
+
+        def weighed(*arguments: Any) -> Any:
+            held.append(tracemalloc.get_traced_memory()[0] - before)
+            return texts(*arguments)
+
+        monkeypatch.setattr(preparing.Preparation, "texts", weighed)
+        said = io.StringIO()
+        before = tracemalloc.get_traced_memory()[0]
+        made = prepare([path], "out", "bpe", size=270, report=Lines(said))
+    finally:
+        tracemalloc.stop()
+    assert held[0] < 4 * len(cells)
+    assert contents(made) == expected(cells, made.tokenizer)
+    assert f"{path}: 50,000 empty texts skipped" in said.getvalue()
+
+
+@pytest.mark.parametrize("path", ["a.csv", "a.parquet"])
+def test_blank_cells_count_as_rows(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the places that a preparation goes on from, and in the lines of errors."""
+    cells = [*" " * 200, *"abc", *" " * 100, *"de", *" " * 9]
+    tiny_cells(path, cells)
+    prepare([path], "whole", "bytes", shard_tokens=3)
+    for number in range(1, 4):
+        with monkeypatch.context() as patch:
+            fail_after(patch, number)
+            refusal([path], f"out{number}", "bytes", shard_tokens=3)
+        prepare([path], f"out{number}", "bytes", shard_tokens=3, resume=True)
+        assert files_of(f"out{number}") == files_of("whole")
+    place = "a.csv:610" if path == "a.csv" else "a.parquet: row 609"
+    assert f"{place}: never seen in training: 'e'" in refusal([path], "x", Characters("abcd\n"))
 
 
 def test_what_is_in_flight_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

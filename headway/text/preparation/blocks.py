@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import re
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from headway.text.preparation.sources import FORMS, Source, Unpacked
 BLOCK = 1 << 20  # bytes
 LONG_LINE = 4 * BLOCK  # a longer one is cut within
 LONGEST_CELL = 1 << 26  # of a .csv file: beyond it, a quote was not closed
+BETWEEN = b"\xff"  # texts that are packed
 
 FIRST_LINE = re.compile(rb"\s*[^\r\n]*")  # that is not blank
 
@@ -62,12 +64,28 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """The text column of some rows of a table. As a list of strings short texts would take twenty times their size.
+
+    Blank texts are only counted. The others are UTF-8 one after the other, a byte that no UTF-8 has before each.
+    """
+
+    count: int  # blank ones too
+    characters: int
+    lines: array[int]  # of those that are not blank
+    packed: bytes
+
+    def texts(self) -> list[str]:
+        return [text.decode() for text in self.packed.split(BETWEEN)[1:]]
+
+
+@dataclass(frozen=True)
 class Block:
-    """A part of a file. `data` are bytes, or the rows' line numbers and texts; None says that the file ends."""
+    """A part of a file. `data` are bytes, or rows of a table; None says that the file ends."""
 
     place: Place
     form: str
-    data: bytes | tuple[list[int], list[str]] | None
+    data: bytes | Rows | None
     stored: int  # bytes of the file, as it lies on disk, up to here
     skip: int = 0  # lines of a table up to and with its header
     column: int = 0
@@ -262,7 +280,7 @@ def parquet_blocks(source: Source, reading: Reading, begin: Place) -> Iterator[B
             cells = (cell or "" for batch in batches for cell in batch.column(alike).to_pylist())
             texts = islice(enumerate(cells, passed + 1), begin.begin - passed, None)
             for row, data in grouped(texts, begin.begin):
-                stored = source.size * (row + len(data[0])) // sum(groups)
+                stored = source.size * (row + data.count) // sum(groups)
                 yield Block(replace(begin, begin=row), "parquet", data, stored)
     except UnicodeDecodeError:
         raise DataError(f"{source.path}: not UTF-8 in column '{names[column]}'; write it again as UTF-8") from None
@@ -291,22 +309,23 @@ def parquet_column(path: str, names: list[str], kinds: list[Any], column: str | 
     return names.index(str(column))
 
 
-def grouped(texts: Iterator[tuple[int, str]], row: int) -> Iterator[tuple[int, tuple[list[int], list[str]]]]:
-    """(number of the first, (lines, texts)) of the rows from `row` on, about BLOCK characters together."""
+def grouped(texts: Iterator[tuple[int, str]], row: int) -> Iterator[tuple[int, Rows]]:
+    """(number of the first, rows) of the rows from `row` on, about BLOCK characters together."""
     while True:
-        lines: list[int] = []
-        kept: list[str] = []
-        size = 0
+        lines = array("q")
+        packed = bytearray()
+        count = characters = 0
         for line, text in texts:
-            lines.append(line)
-            kept.append(text)
-            size += len(text) + 1
-            if size >= BLOCK:
+            count, characters = count + 1, characters + len(text)
+            if text.strip():
+                lines.append(line)
+                packed += BETWEEN + text.encode()
+            if characters + count >= BLOCK:
                 break
-        if not lines:
+        if not count:
             return
-        yield row, (lines, kept)
-        row += len(lines)
+        yield row, Rows(count, characters, lines, bytes(packed))
+        row += count
 
 
 # ---- from a block to its texts
@@ -314,8 +333,9 @@ def grouped(texts: Iterator[tuple[int, str]], row: int) -> Iterator[tuple[int, t
 
 def texts_of(block: Block, reading: Reading) -> Texts:
     """The documents in a block. Raises Misread."""
-    if isinstance(block.data, tuple):
-        return without_blanks(Texts(block.data[1], block.data[0]), "empty text")
+    if isinstance(block.data, Rows):
+        rows = block.data
+        return Texts(rows.texts(), rows.lines.tolist(), notes=Counter({"empty text": rows.count - len(rows.lines)}))
     found = Texts([], [], block.place.continues)
     text = decoded(block.data or b"", reading.errors, found.notes)
     if block.form == "file":

@@ -13,6 +13,7 @@ import errno
 import json
 import signal
 import time
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
@@ -35,6 +36,7 @@ from headway.text.preparation.blocks import (
     Misread,
     Place,
     Reading,
+    Rows,
     blocks,
     check_sources,
     located,
@@ -459,7 +461,7 @@ class Preparation:
         with self.report.progress("sampling, MB", total) as progress:
             for number, block in enumerate(found):
                 if number % stride == 0:
-                    kept.append((number, block, length(block)))
+                    kept.append((number, without_lines(block), length(block)))
                 while len(kept) > 1 and sum(size for *_, size in kept) > SAMPLE:
                     stride *= 2
                     kept = [each for each in kept if each[0] % stride == 0]
@@ -493,7 +495,12 @@ def amount(size: int) -> str:
 
 
 def length(block: Block) -> int:
-    return sum(map(len, block.data[1])) if isinstance(block.data, tuple) else len(block.data or b"")
+    return block.data.characters if isinstance(block.data, Rows) else len(block.data or b"")
+
+
+def without_lines(block: Block) -> Block:
+    """The same without the numbers of its lines, which may take more memory than its texts."""
+    return replace(block, data=replace(block.data, lines=array("q"))) if isinstance(block.data, Rows) else block
 
 
 def wanted_tokenizer(tokenizer: str | Path | Tokenizer, size: int | None) -> Tokenizer | str:

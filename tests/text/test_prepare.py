@@ -30,7 +30,7 @@ from headway.cli import run_command
 from headway.console import Lines
 from headway.errors import DataError, Interrupted, RunError, SettingsError, UserError
 from headway.tasks.corpus import Corpus
-from headway.text import BPE, KINDS, Bytes, Characters, Tokenizer, Words, read_documents, shards
+from headway.text import BPE, KINDS, Bytes, Characters, Tokenizer, Words, plain, read_documents, shards
 from headway.text.preparation import blocks, prepare, sources
 from headway.text.preparation import pipeline as preparing
 from headway.text.preparation.blocks import Reading
@@ -248,14 +248,17 @@ PIECES = [
 ]
 ENDS = ["\n", "\r", "\r\n", "\n\n"]
 TEXT = st.lists(st.sampled_from([*PIECES, *PIECES, *ENDS]), max_size=150).map("".join)
+LONE = [*"ab東\u0301😀", "x" * 30, "\u3000", "\t", "\r", "\n", "\r\n"]
+PLACELESS = st.lists(st.sampled_from(LONE), max_size=60).map("".join)
+"""Text that is mostly to be cut between two characters alone, if at all."""
 RICH = ["".join(random.Random(number).choices([*PIECES, "\n"], k=60)) for number in range(300)]
 """Texts in which any two pieces stand together often, so that a cut at a wrong place shows in the tokens."""
-LEARNED = {kind: KINDS[kind].train(RICH, {"words": 2000, "bpe": 1500}.get(kind)) for kind in KINDS}
+LEARNED = {kind: KINDS[kind].train([*RICH, "x😀"], {"words": 2000, "bpe": 1500}.get(kind)) for kind in KINDS}
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    text=TEXT,
+    text=TEXT | PLACELESS,
     size=st.integers(1, 60),
     kind=st.sampled_from(sorted(KINDS)),
     documents=st.sampled_from(["lines", "file"]),
@@ -274,7 +277,7 @@ def test_where_blocks_end_changes_no_token(text: str, size: int, kind: str, docu
 
 def in_blocks(path: Path, size: int, kind: str, documents: str) -> list[int]:
     """The tokens of a file, block by block, each document with a mark in front."""
-    reading = Reading(documents)
+    reading = preparing.cut_for(Reading(documents), LEARNED[kind])
     worker = Worker(reading, LEARNED[kind])
     tokens: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -292,6 +295,20 @@ def test_long_lines_and_short_ones_in_any_blocks(kind: str) -> None:
     wanted = [token for text in texts for token in (1, *LEARNED[kind].encode(LEARNED[kind].lead + text))]
     for size in range(2, 40):
         assert in_blocks(Path("a.txt"), size, kind, "lines") == wanted, size
+
+
+@pytest.mark.parametrize("documents", ["lines", "file"])
+@pytest.mark.parametrize("begin", ["\u3000", "x", "x\u3000", "\u3000\n"])
+@pytest.mark.parametrize("end", ["x", "xx", "\r\n", "\r\n\r\n", "\ré", "\u3000"])
+def test_text_without_a_place_in_any_blocks(begin: str, end: str, documents: str) -> None:
+    """Blank beginnings, characters and line ends of two bytes come to lie wherever a block may end."""
+    for number in range(1, 40):
+        for text in (begin * number + end * 40, (begin * number + end) * 3):
+            Path("a.txt").write_bytes(text.encode())
+            if text.strip():
+                whole = read_documents("a.txt", documents=documents)
+                wanted = [token for each in whole for token in (1, *LEARNED["bytes"].encode(each))]
+                assert in_blocks(Path("a.txt"), 4, "bytes", documents) == wanted
 
 
 def with_steps(tokenizer: BPE, *steps: dict[str, Any]) -> BPE:
@@ -829,6 +846,83 @@ def test_an_endless_line_is_read_in_parts(text: str) -> None:
     assert contents(made) == expected([text], LOOKED_UP)
 
 
+@pytest.mark.parametrize("documents", ["lines", "file"])
+@pytest.mark.parametrize("kind", ["bytes", "characters"])
+def test_text_without_a_place_is_cut_between_characters_where_these_are_tokens(
+    kind: str, documents: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "é😀東" * 3000
+    write("a.txt", text + "\nnext\n")
+    seen: list[int] = []
+    encode = Worker.encode
+
+    def watched(self: Worker, block: blocks.Block) -> Any:
+        seen.append(len(block.data))
+        return encode(self, block)
+
+    monkeypatch.setattr(Worker, "encode", watched)
+    made = prepare(["a.txt"], "out", kind, documents=documents)
+    assert contents(made) == expected(read_documents("a.txt", documents=documents), made.tokenizer)
+    assert max(seen) <= blocks.LONG_LINE + blocks.BLOCK
+    assert "anywhere" not in made.index.reading
+
+
+def test_looking_at_the_beginning_of_files_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the tokenizer is, which may have to read more at once."""
+    write("a.txt", "x" * 100_000)
+    sizes: list[int] = []
+    read = sources.Unpacked.read
+    monkeypatch.setattr(sources.Unpacked, "read", lambda self, size: sizes.append(size) or read(self, size))
+    blocks.check_sources([Source.at("a.txt")], Reading())
+    assert sum(sizes) < 1000
+
+
+@pytest.mark.parametrize("mark", [b"\xff", b"\xe2\x82", b"\x80"])
+def test_a_cut_between_characters_replaces_no_more_than_the_whole(mark: bytes) -> None:
+    for number in range(1, 400, 7):
+        write("a.txt", b"a" * (number % 5) + mark * number + b"a")
+        said = io.StringIO()
+        made = prepare(["a.txt"], f"out{number}", "bytes", errors="replace", report=Lines(said))
+        assert contents(made) == expected(read_documents("a.txt", errors="replace"), Bytes())
+        assert f"a.txt: {plain.counted(number, 'invalid byte sequence')} read as U+FFFD" in said.getvalue()
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.tsv", "a.csv", "a.jsonl"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("end", [bytes(100_000), b"\0" + b"x" * 100_000])
+def test_nothing_is_read_beyond_a_nul_byte(name: str, kind: str, end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A binary file may be of any size, and have no line."""
+    begin = {"a.tsv": b"text\n", "a.csv": b"text\n", "a.jsonl": b'{"text": "a"}\n'}.get(name, b"a\n")
+    row = b'{"text": "b"}\n' if name == "a.jsonl" else b"b\n"
+    write(name, begin + row * 51 + end)
+    for documents in ("lines", "file"):
+        position: list[int] = []
+        read = sources.Unpacked.read
+
+        def watched(self: sources.Unpacked, size: int) -> bytes:
+            found = read(self, size)  # noqa: B023
+            position.append(self.stored())  # noqa: B023
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sources.Unpacked, "read", watched)
+            message = refusal([name], "x", kind, documents=documents)
+        assert f"{name}:53: NUL byte at byte 1;" in message
+        assert max(position) < 1000
+
+
+def test_a_nul_byte_is_named_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a place to cut stands before it, and a line end behind it."""
+    small_blocks(monkeypatch, 1 << 10)
+    for begin in (b"", b"a\n" * 500, b"a" * 700):
+        for end in (b"", b"b" * 700, b"\n" + b"b" * 2000):
+            write("a.txt", b"c\r\r\n" + begin + b"abc\0" + end)
+            wanted = f"a.txt:{3 + begin.count(10)}: NUL byte at byte {4 + len(begin.split(bytes([10]))[-1])}; "
+            assert refusal(["a.txt"], "x", "bytes").startswith(wanted)
+            with pytest.raises(DataError, match=wanted):
+                read_documents("a.txt")
+
+
 def tiny_cells(path: str, cells: list[str]) -> str:
     """A table of many tiny cells, every other one blank."""
     if path.endswith("csv"):
@@ -915,18 +1009,21 @@ ODD_PIECES = [*PIECES, *"東京。。、，：", "\r", "\r", "\n", "x" * 70]
 
 @settings(max_examples=200, deadline=None)
 @given(
-    text=st.lists(st.sampled_from(ODD_PIECES), min_size=1, max_size=200).map("".join),
+    text=st.lists(st.sampled_from(ODD_PIECES), min_size=1, max_size=200).map("".join) | PLACELESS.filter(bool),
     size=st.integers(2, 60),
     documents=st.sampled_from(["lines", "file"]),
+    anywhere=st.booleans(),
 )
-@example(text="title\n" + "line\r" * 40, size=20, documents="lines")
-@example(text="a " + "x" * 15 + "。東" + "x" * 70, size=20, documents="file")
-@example(text="word,aaaaaaa\ra", size=2, documents="lines")
-def test_blocks_are_the_same_read_on_or_begun_at(text: str, size: int, documents: str, tmp_path_factory) -> None:
+@example(text="title\n" + "line\r" * 40, size=20, documents="lines", anywhere=False)
+@example(text="a " + "x" * 15 + "。東" + "x" * 70, size=20, documents="file", anywhere=False)
+@example(text="word,aaaaaaa\ra", size=2, documents="lines", anywhere=False)
+def test_blocks_are_the_same_read_on_or_begun_at(
+    text: str, size: int, documents: str, anywhere: bool, tmp_path_factory
+) -> None:
     """Whoever goes on with a preparation begins at a block that others came to from the beginning."""
     path = tmp_path_factory.getbasetemp() / "any.txt"
     path.write_bytes(text.encode())
-    source, reading = [Source.at(str(path))], Reading(documents)
+    source, reading = [Source.at(str(path))], Reading(documents, anywhere=anywhere)
     with pytest.MonkeyPatch.context() as patch:
         small_blocks(patch, size)
         found = [block for block in blocks.blocks(source, reading) if block.data is not None]

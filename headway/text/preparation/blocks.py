@@ -3,8 +3,8 @@
     file ──► unpacked bytes ──► blocks, cut where no document or word is harmed ──► texts
 
 Finding blocks is quick and done in order by one process; `texts_of` (decoding, splitting, parsing) is the work, and may
-be done anywhere. What a document is, and what is refused, is as in `readers`. Memory: a block, or one document where it
-is longer and cannot be cut (a cell of a table, a JSON string).
+be done anywhere. What a document is, and what is refused, is as in `readers`. Memory: a block, or what is longer and
+cannot be cut: a cell of a table, a JSON string, and, where tokens may hold several characters, text without a place.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from shlex import quote
 from typing import Any
 
 from headway.errors import DataError, SettingsError, UserError
 from headway.text import plain, readers
-from headway.text.cutting import last_place
+from headway.text.cutting import last_border, last_place
 from headway.text.plain import Misread
 from headway.text.preparation.sources import FORMS, Source, Unpacked
 
@@ -43,6 +43,7 @@ class Reading:
     column: str | int | None = None
     errors: str = "strict"
     whole: bool = False  # never cut a long document
+    anywhere: bool = False  # cut one between any two characters, where there is no other place
 
     def check(self) -> None:
         problems = []
@@ -52,6 +53,10 @@ class Reading:
             problems.append(f'errors = {self.errors!r}: "strict" or "replace" is wanted')
         if problems:
             raise SettingsError(problems, "reading")
+
+    def described(self) -> dict[str, Any]:
+        """As it is kept beside shards: `anywhere` follows from the tokenizer, and changes none of them."""
+        return {key: value for key, value in asdict(self).items() if key != "anywhere"}
 
 
 @dataclass(frozen=True)
@@ -124,8 +129,9 @@ def check_sources(sources: list[Source], reading: Reading) -> None:
     if reading.column is not None and all(source.form == "txt" for source in sources):
         tables = ", ".join(f".{form}" for form in FORMS[1:])
         raise UserError(f"--column {reading.column}: none of the files is a table ({tables}) by its name; leave it out")
+    anywhere = replace(reading, anywhere=True)  # nothing is made of what is looked at
     for source in sources:
-        first = next(blocks([source], reading))
+        first = next(blocks([source], anywhere))
         if first.form == "jsonl" and isinstance(first.data, bytes):
             line = FIRST_LINE.match(first.data)
             try:
@@ -140,36 +146,55 @@ def byte_blocks(source: Source, reading: Reading, begin: Place) -> Iterator[Bloc
     table = table_header(source, reading) if form == "tsv" else Table()
     with Unpacked(source.path) as stream:
         stream.skip(begin.begin)
-        for place, data in cut(stream, begin, form, reading.whole):
+        for place, data in cut(stream, begin, form, reading):
             skip = table.skip if place.begin == table.place else 0
             yield Block(place, form, data, stream.stored(), skip, table.column, table.width)
 
 
-def cut(stream: Unpacked, place: Place, form: str, whole: bool) -> Iterator[tuple[Place, bytes]]:
+def cut(stream: Unpacked, place: Place, form: str, reading: Reading) -> Iterator[tuple[Place, bytes]]:
     """(where it begins, bytes) of each block from `place` on.
 
-    A block ends after a line, or, in a text that is one document and in an endless line, where no token is cut.
+    A block ends after a line, or, in a text that is one document and in an endless line, where no token is cut. A NUL
+    byte, which whoever decodes the block will refuse, ends the last one: nothing more is read for it.
     """
     buffer = bytearray()
+    binary = False
     while True:
         old = len(buffer)
         more = stream.read(BLOCK - old % BLOCK)  # where blocks end depends on where they begin alone
         buffer += more
-        inside = False
-        if not more:
-            end = old
-        elif form == "file":
-            end, inside = (0 if whole else last_place(buffer, old, len(buffer))), True
-        else:
-            end = after_line(buffer, old)
-            if not end and form == "txt" and not whole and len(buffer) >= LONG_LINE:
-                end, inside = last_place(buffer, old, len(buffer)), True
+        binary = binary or b"\0" in more
+        end, inside = block_end(buffer, old, place.continues, form, reading) if more else (old, False)
+        if not end and binary:
+            end, more = buffer.find(b"\0") + 1, b""
         if end:
             yield place, bytes(buffer[:end])
             place = replace(place, begin=place.begin + end, continues=inside)
             del buffer[:end]
         if not more:
             return
+
+
+def block_end(buffer: bytearray, old: int, continues: bool, form: str, reading: Reading) -> tuple[int, bool]:
+    """(where the buffer may be cut, whether that is inside a document); 0 where it must grow.
+
+    Its first `old` bytes were looked at before.
+    """
+    if form != "file" and (end := after_line(buffer, old)):
+        return end, False
+    long = len(buffer) >= LONG_LINE
+    if reading.whole or not (form == "file" or (form == "txt" and long)):
+        return 0, False
+    end = last_place(buffer, old, len(buffer))
+    if not end and reading.anywhere and long:
+        border = last_border(buffer)
+        end = border if continues or has_text(buffer[: min(border, LONG_LINE)], buffer[old:border]) else 0
+    return end, True
+
+
+def has_text(*parts: bytearray) -> bool:
+    """Whether one of them is more than blank. A document that is blank so far may be so to its end: it is left out."""
+    return any(part.decode("utf-8", errors="ignore").strip() for part in parts)
 
 
 def after_line(buffer: bytearray, old: int) -> int:
@@ -194,7 +219,7 @@ class Table:
 def table_header(source: Source, reading: Reading) -> Table:
     line = 1
     with Unpacked(source.path) as stream:
-        for place, data in cut(stream, Place(), "tsv", True):
+        for place, data in cut(stream, Place(), "tsv", reading):
             text = decoded_in(source.path, line, data, reading.errors)
             for number, row in enumerate(text.split("\n")):
                 if readers.filled(cells := row.split("\t")):
@@ -241,7 +266,7 @@ def csv_rows(source: Source, reading: Reading, stream: Unpacked) -> Iterator[tup
 
     def lines() -> Iterator[str]:
         line = 1
-        for _, data in cut(stream, Place(), "csv", True):
+        for _, data in cut(stream, Place(), "csv", reading):
             text = decoded_in(source.path, line, data, reading.errors)
             line += text.count("\n")
             yield from (row + "\n" for row in text.removesuffix("\n").split("\n"))

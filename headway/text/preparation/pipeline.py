@@ -86,8 +86,7 @@ def prepare(
     given = wanted_tokenizer(tokenizer, size)
     sources = find_sources(map(str, files), report.say)
     check_sources(sources, reading)
-    if isinstance(given, BPE) and not given.by_words:
-        reading = replace(reading, whole=True)  # it may join words across a space
+    reading = cut_for(reading, given)
     plan = Plan(sources, reading, shard_tokens, given, size)
     with owned(Path(out), plan, resume) as folder:
         if (folder / INDEX).is_file():
@@ -96,6 +95,14 @@ def prepare(
         else:
             Preparation(folder, plan, workers or available_cores(), report).run()
     return Shards(out)
+
+
+def cut_for(reading: Reading, tokenizer: Tokenizer | str) -> Reading:
+    """The reading that cuts long documents where this tokenizer, or one of this kind, cuts no token."""
+    if isinstance(tokenizer, BPE) and not tokenizer.by_words:
+        return replace(reading, whole=True)  # it may join words across a space
+    kind = tokenizer if isinstance(tokenizer, str) else tokenizer.kind
+    return replace(reading, anywhere=kind in (Bytes.kind, Characters.kind))
 
 
 # ---- what is to be done, and where it stands
@@ -116,7 +123,7 @@ class Plan:
         return {
             "tokenizer": f"{given} of size {self.size}" if isinstance(given, str) else given.fingerprint(),
             "shard_tokens": self.shard_tokens,
-            "reading": asdict(self.reading),
+            "reading": self.reading.described(),
             "sources": [source.described() for source in self.sources],
         }
 

@@ -30,7 +30,7 @@ from headway.configuration import RunSettings, TokenizerSettings, in_vain, load_
 from headway.console import Reporter
 from headway.data.catalog import resolve
 from headway.errors import DataError, RunError, SettingsError, TextError, UserError
-from headway.files import probe
+from headway.files import clear_temporaries, is_empty, probe
 from headway.finding import put_back
 from headway.memory import is_out_of_memory
 from headway.models import parameter_count
@@ -38,7 +38,6 @@ from headway.places import (
     claimed,
     directory_of,
     has_gone_back,
-    is_empty,
     make_directory,
     mendable,
     sign,
@@ -163,6 +162,7 @@ def train_in(
     with ExitStack() as held:
         if ranks.leads:
             held.enter_context(make_directory(directory))
+            clear_temporaries(directory)
             if asked.tensorboard:
                 watch = both(watch, held.enter_context(TensorBoard(directory / "tensorboard")))
         held.enter_context(mendable(directory))

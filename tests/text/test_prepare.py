@@ -623,6 +623,49 @@ def test_what_is_there_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> No
     assert files_of("mine") == {"thesis.txt": b"years of work"}
 
 
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("others", [[".notes.123.tmp"], [".notes.123.tmp", "thesis.txt"], ["index.json", ".a.1.tmp"]])
+def test_a_folder_that_is_refused_is_left_as_it_was(others: list[str], resume: bool) -> None:
+    """Without a lock, and with files whose names are like those of half-written ones."""
+    path = story("txt")
+    Path("mine").mkdir()
+    for name in others:
+        write(f"mine/{name}", "{}")
+    assert "mine: exists already and is no preparation" in refusal([path], "mine", "bytes", resume=resume)
+    assert sorted(os.listdir("mine")) == sorted(others)
+
+
+def test_other_files_in_the_folder_of_a_preparation_are_left_as_they_are() -> None:
+    path = story("txt")
+    prepare([path], "out", "bytes")
+    write("out/.notes.123.tmp", "mine")
+    refusal([path], "out", "bytes")
+    prepare([path], "out", "bytes", resume=True)
+    assert Path("out/.notes.123.tmp").read_text() == "mine"
+
+
+def test_a_folder_that_is_tidied_up_is_known_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed meanwhile, it can be begun anew there."""
+    path = story("txt")
+    Path("out").mkdir()
+    for moment in range(4):
+        with monkeypatch.context() as patch:
+            fail_after(patch, 0)
+            left = iter(range(moment))
+            unlink = Path.unlink
+
+            def dies(self: Path, missing_ok: bool = False) -> None:
+                if self.parent.name == "out" and not self.name.startswith("."):
+                    next(left)  # noqa: B023
+                unlink(self, missing_ok)  # noqa: B023
+
+            patch.setattr(Path, "unlink", dies)
+            with pytest.raises((StopIteration, RuntimeError, RunError)):
+                prepare([path], "out", "bytes", resume=True)
+    prepare([path], "out", "bytes", resume=True)
+    assert contents(Shards("out")) == expected(read_documents(path), Bytes())
+
+
 def test_resuming_needs_the_same_files_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
     path = story("txt")
     with monkeypatch.context() as patch:

@@ -44,7 +44,7 @@ from headway.text.preparation.blocks import (
 )
 from headway.text.preparation.sources import Source, find_sources
 from headway.text.preparation.workers import Worker, workers
-from headway.text.shards import INDEX, UNFINISHED, Index, Shard, Shards, Writer, token_dtype
+from headway.text.shards import INDEX, UNFINISHED, Index, Shard, Shards, Writer, is_prepared, token_dtype
 from headway.text.tokenizers import BPE, KINDS, SPECIALS, Bytes, Characters, Tokenizer, load
 
 SHARD_TOKENS = 1 << 26  # 128 MiB of uint16
@@ -152,6 +152,7 @@ def owned(folder: Path, plan: Plan, resume: bool) -> Iterator[Path]:
     """The folder, made if it is not there, for this process alone; left as it was where nothing came of it."""
     made = not folder.exists()
     try:
+        refuse_foreign(folder)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{folder}: cannot be made ({error.strerror}); choose another with --out") from None
@@ -199,9 +200,16 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # None: not set from Python
 
 
+def refuse_foreign(folder: Path) -> None:
+    """A new preparation needs a new or empty folder. One with other things in it is left as it is: no lock is made."""
+    if not folder.is_dir() or is_prepared(folder):
+        return
+    if set(folder.iterdir()) - {folder / ".lock"} - set(remains(folder)):
+        raise RunError(f"{folder}: exists already and is no preparation; choose another folder with --out")
+
+
 def check_folder(folder: Path, plan: Plan, resume: bool) -> None:
-    """A new preparation needs a new or empty folder; one that is continued must have the same plan."""
-    there = set(folder.iterdir()) - {folder / ".lock"} - set(remains(folder))
+    """What was begun or finished in a folder is not begun anew; if it is continued, it must have the same plan."""
     if (folder / INDEX).is_file():
         if not resume:
             raise RunError(f"{folder}: holds a finished preparation; train on it, or choose another folder with --out")
@@ -219,8 +227,6 @@ def check_folder(folder: Path, plan: Plan, resume: bool) -> None:
         if not resume:
             raise RunError(f"{folder}: holds an unfinished preparation; go on with --resume, or choose another --out")
         refuse_other(folder, read_unfinished(folder)["plan"], plan.described())
-    elif there:
-        raise RunError(f"{folder}: exists already and is no preparation; choose another folder with --out")
 
 
 def refuse_other(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -268,9 +274,7 @@ def tidy(folder: Path, made: bool) -> str:
     shards = len(list(folder.glob("shard-*.idx")))
     if shards:
         return f"{counted(shards, 'whole shard')} kept, go on with --resume"
-    for name in (UNFINISHED, "tokenizer.json"):
-        (folder / name).unlink(missing_ok=True)
-    for path in folder.glob("shard-*"):
+    for path in [*folder.glob("shard-*"), folder / "tokenizer.json", folder / UNFINISHED]:  # by the last, it is ours
         path.unlink(missing_ok=True)
     if made:
         (folder / ".lock").unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headway.errors import DataError, UserError
 from headway.text import Pair, read_documents, read_pairs, read_parallel
-from headway.text.plain import counted
+from headway.text.plain import counted, refuse_pipe
 from headway.text.readers import json_object, read_lines
 from headway.text.shards import Shards, has_shards
 
@@ -58,6 +58,7 @@ def column_names(file: str, suffix: str, errors: str) -> set[str]:
     """What a .csv calls its columns, or a .jsonl those of its first whole object; nothing of other files."""
     if suffix not in (".csv", ".jsonl"):
         return set()
+    refuse_pipe(file)  # the rows of a table are read when its columns are known
     lines = [line for _, line in read_lines(file, errors=errors)]
     if suffix == ".csv":
         return {name.strip(' "') for name in lines[0].split(",")}

@@ -4,6 +4,7 @@ directory of its own, or goes on with one."""
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
@@ -49,7 +50,7 @@ from headway.ranks import Ranks, joined
 from headway.run import Record, Run
 from headway.settings import to_table
 from headway.text import KINDS, Tokenizer, load_tokenizer
-from headway.text.plain import digests
+from headway.text.plain import digests, refuse_pipe
 from headway.training import device as devices
 from headway.training.checkpoint import Checkpoints
 from headway.training.distributed import arrange
@@ -134,6 +135,7 @@ def train_in(
     """Train in a directory, as one of `ranks`. All of them read; the one that leads writes. Returns where it was: in
     the next directory that is free, where nobody has named one and another run has begun in this one meanwhile."""
     resume, accept_changes, back_to = asked.resume, asked.accept_changes, asked.back_to
+    refuse_pipes(settings)
     prepared = prepared_tokenizer(settings)
     if prepared is not None:
         settings = replace(settings, tokenizer=agreed(settings.tokenizer, prepared))
@@ -314,6 +316,15 @@ def build_tokenizer(settings: RunSettings, report: Reporter) -> Tokenizer:
             except TextError as here:
                 raise DataError(f"text {number} of the corpus, {text[:60]!r}: {here}") from None
         raise error
+
+
+def refuse_pipes(settings: RunSettings) -> None:
+    """What a run learns from is read for its tokenizer, then for its task, and again when the run goes on."""
+    for _, task in settings.tasks():
+        for each in fields(task):
+            value = getattr(task, each.name)
+            if each.metadata.get("path") and value and not value.startswith("data:") and os.path.exists(resolve(value)):
+                refuse_pipe(resolve(value))
 
 
 def prepared_tokenizer(settings: RunSettings) -> Tokenizer | None:

@@ -909,6 +909,18 @@ def test_data_check_reports_two_files_together(tmp_path: Path, capsys: Captured)
         assert message in captured.err and not captured.out
 
 
+def test_data_check_reads_a_pipe_once_or_refuses_it(tmp_path: Path, capsys: Captured) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"one\ntwo\n")
+    os.close(writer)
+    (tmp_path / "table.csv").symlink_to(f"/dev/fd/{reader}")
+    assert run_command(["data", "check", str(tmp_path / "table.csv")]) == 2
+    assert "table.csv: a pipe or a device, which can be read only once" in capsys.readouterr().err
+    assert run_command(["data", "check", f"/dev/fd/{reader}"]) == 0
+    assert capsys.readouterr().out.startswith(f"/dev/fd/{reader}: 2 lines, 6 characters")
+    os.close(reader)
+
+
 def test_data_check_reads_all_of_token_shards(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "text.txt").write_text("".join(f"line {number}\n" for number in range(50)))
     folder = tmp_path / "shards"

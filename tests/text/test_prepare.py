@@ -809,6 +809,27 @@ def test_wrong_columns_files_and_folders(capsys: pytest.CaptureFixture[str]) -> 
     assert "choose another with --out" in capsys.readouterr().err
 
 
+def test_what_can_be_read_only_once_is_refused_unread() -> None:
+    """Its files are read several times. Whoever writes to a pipe is not cut off by somebody who only looks."""
+    words = "a pipe or a device, which can be read only once; save what comes from it to a file first"
+    assert refusal(["/dev/zero"], "x", "bytes") == f"/dev/zero: {words}"
+    reader, writer = os.pipe()
+    os.write(writer, b"one\ntwo\n")
+    os.close(writer)
+    assert words in refusal([story("txt"), f"/dev/fd/{reader}"], "x", "bytes")
+    assert os.read(reader, 100) == b"one\ntwo\n"
+    os.close(reader)
+    assert not Path("x").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="needs /dev/fd")
+def test_a_file_by_the_number_it_is_open_under_is_a_file() -> None:
+    """As a shell gives it: headway data prepare /dev/stdin < story.txt."""
+    with open(story("txt")) as file:
+        made = prepare([f"/dev/fd/{file.fileno()}"], "out", "bytes")
+    assert contents(made) == expected(read_documents("story.txt"), Bytes())
+
+
 def test_a_column_is_taken_by_name_or_number() -> None:
     for path, tab in ((write("a.csv", "x,one\ny,two\n"), ","), (write("a.tsv", "x\tone\ny\ttwo\n"), "\t")):
         made = prepare([path], f"{path}.out", "bytes", column="1")

@@ -40,6 +40,7 @@ class Source:
 
     @classmethod
     def at(cls, path: str) -> Source:
+        plain.refuse_pipe(path)
         with opened(path) as file:
             found = os.fstat(file.fileno())
         if not found.st_size:

@@ -178,6 +178,23 @@ def test_zstd_of_what_repeats_itself_is_unpacked_bit_by_bit() -> None:
         assert len(stream.stream.waiting) < 128 << 20 < 200_000_000
 
 
+def test_zstd_with_a_large_window_is_not_broken() -> None:
+    zstandard = pytest.importorskip("zstandard")
+    packed = io.BytesIO()
+    with zstandard.ZstdCompressor().stream_writer(packed, closefd=False) as stream:
+        stream.write(b"some words\n")
+    for exponent, read in ((27, True), (28, False), (31, False)):  # of the window's size
+        frame = bytearray(packed.getvalue())
+        frame[5] = (exponent - 10) << 3
+        Path("a b.txt.zst").write_bytes(frame)
+        if read:
+            prepare(["a b.txt.zst"], "out", "bytes")
+        else:
+            message = refusal(["a b.txt.zst"], "x", "bytes")
+            assert message.startswith("a b.txt.zst: packed with a window of more than 128 MB")
+            assert message.endswith("unpack it first: zstd -d --long=31 'a b.txt.zst'")
+
+
 def test_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -767,6 +784,22 @@ def test_bad_files_are_named_with_the_line_and_the_way_out(name: str, capsys: py
     shown = capsys.readouterr().err
     assert message in shown and "Traceback" not in shown
     assert not Path("out").exists()
+
+
+def test_a_cell_that_is_too_long_need_not_be_an_open_quote(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "LONGEST_CELL", 1000)
+    before = csv.field_size_limit(1000)
+    try:
+        for cell in ("x" * 1001, '"' + "x\n" * 1000):
+            write("long.csv", f"text\na\n{cell}\nb\n")
+            assert refusal(["long.csv"], "x", "bytes") == (
+                "long.csv:3: a cell of more than 1,000 characters; close the quote, if one that is opened in this row "
+                "never is, or write the table as .jsonl, if the text is that long"
+            )
+        write("long.csv", f"text\n{'x' * 1000}\n")
+        prepare(["long.csv"], "out", "bytes")
+    finally:
+        csv.field_size_limit(before)
 
 
 def test_bytes_that_are_not_utf8_can_be_replaced() -> None:

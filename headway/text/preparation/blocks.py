@@ -27,7 +27,7 @@ from headway.text.preparation.sources import FORMS, Source, Unpacked
 
 BLOCK = 1 << 20  # bytes
 LONG_LINE = 4 * BLOCK  # a longer one is cut within
-LONGEST_CELL = 1 << 26  # of a .csv file: beyond it, a quote was not closed
+LONGEST_CELL = 1 << 26  # of a .csv file: beyond it, a quote was probably not closed
 BETWEEN = b"\xff"  # texts that are packed
 
 FIRST_LINE = re.compile(rb"\s*[^\r\n]*")  # that is not blank
@@ -279,7 +279,12 @@ def csv_rows(source: Source, reading: Reading, stream: Unpacked) -> Iterator[tup
             yield begins, cells
             begins = reader.line_num + 1
     except csv.Error as error:
-        if "end of data" in str(error) or "field limit" in str(error):
+        if "field limit" in str(error):
+            raise DataError(
+                f"{source.path}:{begins}: a cell of more than {csv.field_size_limit():,} characters; close the quote, "
+                "if one that is opened in this row never is, or write the table as .jsonl, if the text is that long"
+            ) from None
+        if "end of data" in str(error):
             raise DataError(f"{source.path}:{begins}: a quote opened in this row is never closed") from None
         raise DataError(f"{source.path}:{begins}: not CSV ({error})") from None
 

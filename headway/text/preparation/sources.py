@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, BinaryIO
 
 from headway.errors import DataError, UserError
@@ -142,7 +143,7 @@ class Zstd:
             import zstandard
         except ImportError:
             raise UserError(f"{path}: reading zstd needs a package: pip install 'headway[zstd]'") from None
-        self.file, self.package = file, zstandard
+        self.file, self.path, self.package = file, path, zstandard
         self.frame: Any = None
         self.waiting = bytearray()
 
@@ -158,6 +159,11 @@ class Zstd:
                 try:
                     self.waiting += self.frame.decompress(packed)
                 except self.package.ZstdError as error:
+                    if "too much memory" in str(error):
+                        raise DataError(
+                            f"{self.path}: packed with a window of more than 128 MB, all of which would have to be in "
+                            f"memory; unpack it first: zstd -d --long=31 {quote(self.path)}"
+                        ) from None
                     raise EOFError(str(error)) from None
                 packed = self.frame.unused_data
                 if self.frame.eof:

@@ -607,6 +607,31 @@ def test_a_file_that_changes_under_the_reader_is_noticed(monkeypatch: pytest.Mon
     assert "story.txt: changed while it was read" in refusal([path], "out", "bytes")
 
 
+CHANGES = {
+    "grown": lambda path: path.write_bytes(path.read_bytes() + b"more"),
+    "shorter": lambda path: os.truncate(path, 40),
+    "empty": lambda path: os.truncate(path, 0),
+    "deleted": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("moment", ["tokenizer", "encode", "end_file"])
+@pytest.mark.parametrize("name", ["story.txt", "story.txt.gz"])
+def test_a_file_that_changes_is_told_so_whatever_came_of_it(
+    name: str, moment: str, change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story("txt", Path(name).suffix.replace(".txt", ""))
+    plain = getattr(preparing.Preparation, moment)
+
+    def changed(*arguments: Any) -> Any:
+        change(Path(name))
+        return plain(*arguments)
+
+    monkeypatch.setattr(preparing.Preparation, moment, changed)
+    assert refusal([name], "out", "bytes") == f"{name}: changed while it was read; delete out and begin anew"
+
+
 def test_a_shard_that_was_damaged_since_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     path = story("txt")
     prepare([path], "whole", LOOKED_UP, shard_tokens=90)

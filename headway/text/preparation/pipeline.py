@@ -294,15 +294,17 @@ class Preparation:
 
     def run(self) -> None:
         self.pick_up()
-        tokenizer = self.tokenizer()
-        self.writer = Writer(
-            self.folder, token_dtype(len(tokenizer)), self.plan.shard_tokens, self.shards, self.remember
-        )
-        if not self.position.ended:
-            self.encode(tokenizer)
-        for source in self.plan.sources:
-            if Source.at(source.path) != source:
-                raise RunError(f"{source.path}: changed while it was read; delete {self.folder} and begin anew")
+        try:
+            tokenizer = self.tokenizer()
+            self.writer = Writer(
+                self.folder, token_dtype(len(tokenizer)), self.plan.shard_tokens, self.shards, self.remember
+            )
+            if not self.position.ended:
+                self.encode(tokenizer)
+        except UserError:
+            self.refuse_changed()  # a file that is gone or cut off now has been whole
+            raise
+        self.refuse_changed()
         described = self.plan.described()
         Index(
             self.writer.dtype.name,
@@ -317,6 +319,11 @@ class Preparation:
             described["tokenizer"] if isinstance(self.plan.tokenizer, str) else "",
         ).write(self.folder)
         (self.folder / UNFINISHED).unlink()
+
+    def refuse_changed(self) -> None:
+        for source in self.plan.sources:
+            if not source.is_unchanged():
+                raise RunError(f"{source.path}: changed while it was read; delete {self.folder} and begin anew")
 
     def pick_up(self) -> None:
         """Go on after the last whole shard of a preparation that was stopped; what follows it is cleared away."""

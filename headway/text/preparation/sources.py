@@ -48,6 +48,13 @@ class Source:
             raise DataError(f"{path}: empty; there is nothing in it: leave it out")
         return cls(path, found.st_size, found.st_mtime_ns)
 
+    def is_unchanged(self) -> bool:
+        """Whether the file is still what was found."""
+        try:
+            return Source.at(self.path) == self
+        except DataError:  # gone, or there is nothing in it any more
+            return False
+
     @property
     def form(self) -> str:
         """'tsv', 'csv', 'jsonl' or 'parquet' by its name; anything else is text."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from headway.errors import DataError, UserError
 from headway.text import Pair, read_documents, read_pairs, read_parallel
 from headway.text.plain import counted, refuse_pipe
-from headway.text.readers import json_object, read_lines
+from headway.text.readers import a_few, json_object, read_lines
 from headway.text.shards import Shards, has_shards
 
 
@@ -103,4 +103,11 @@ def describe_shards(folder: str) -> str:
     shards.verify()
     size = sum(sum(shard.bytes.values()) for shard in shards.index.shards)
     files = counted(len(shards.index.sources), "file")
-    return f"{shards.contents()}\n  made of {files}; all {size:,} bytes are as they were written (SHA-256)"
+    others = shards.strangers()
+    return "\n  ".join(
+        [
+            shards.contents(),
+            f"made of {files}; all {size:,} bytes are as they were written (SHA-256)",
+            *([f"not among them, and never read: {a_few(others)}"] if others else []),
+        ]
+    )

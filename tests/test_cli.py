@@ -938,7 +938,7 @@ def test_data_check_reads_all_of_token_shards(tmp_path: Path, capsys: Captured) 
             "shard-00001.bin: not the bytes that were written",
         ),
         ("shard-00002.idx", b"", "shard-00002.idx: 0 bytes where "),
-        ("tokenizer.json", None, "tokenizer.json: no such file"),
+        ("tokenizer.json", None, "tokenizer.json: missing"),
         ("index.json", None, "no token shards (no index.json in it)"),
         ("index.json", b"{}", "index.json: "),
     ):
@@ -951,6 +951,18 @@ def test_data_check_reads_all_of_token_shards(tmp_path: Path, capsys: Captured) 
         assert message in captured.err and "1 of 2 files cannot be used" in captured.err
         (folder / name).write_bytes(whole[folder / name])
     assert run_command(["data", "check", str(folder)]) == 0
+    assert "never read" not in capsys.readouterr().out
+
+    for name in ("shard-00099.bin", "shard-00003.idx", "notes.txt"):
+        (folder / name).touch()
+    assert run_command(["data", "check", str(folder)]) == 0
+    assert capsys.readouterr().out.endswith("\n  not among them, and never read: shard-00003.idx, shard-00099.bin\n")
+    for name in ("tokenizer.json", "shard-00000.bin", "shard-00099.bin"):
+        (folder / name).unlink()
+    assert run_command(["data", "check", str(folder)]) == 2
+    shown = capsys.readouterr().err
+    assert "shards: damaged; copy the folder again or prepare the corpus anew:" in shown
+    assert "  - tokenizer.json: missing\n  - shard-00000.bin: missing\n" in shown
 
 
 def test_a_disk_that_fails_is_not_taken_for_a_closed_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

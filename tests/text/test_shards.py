@@ -158,6 +158,10 @@ def test_an_index_that_cannot_be_true_is_refused(folder: Path, edit, message: st
 
 def test_folders_without_shards_say_so(tmp_path: Path, folder: Path) -> None:
     assert is_prepared(folder) and not is_prepared(tmp_path)
+    for other in ("{}", "[]", "not JSON", '{"format": "other"}'):
+        (tmp_path / "index.json").write_text(other)
+        assert not is_prepared(tmp_path)
+    (tmp_path / "index.json").unlink()
     with pytest.raises(DataError, match="no token shards"):
         Shards(tmp_path)
     (folder / "index.json").write_text('{"format": "headw')

@@ -218,6 +218,28 @@ def test_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "b.parquet: broken or cut-off parquet file" in refusal(["b.parquet"], "x", Bytes())
 
 
+def test_parquet_is_read_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row group may hold any number of rows, and each may be a book."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"text": ["some words"] * 20_000}), "a.parquet")
+    read: list[int] = []
+
+    class Watched(parquet.ParquetFile):
+        def iter_batches(self, *arguments: Any, **options: Any) -> Any:
+            for batch in super().iter_batches(*arguments, **options):
+                read.append(len(batch))
+                yield batch
+
+    monkeypatch.setattr(parquet, "ParquetFile", Watched)
+    taken = 0
+    for block in blocks.blocks([Source.at("a.parquet")], Reading()):
+        taken += block.data.count if block.data is not None else 0
+        assert sum(read) - taken <= 256
+    assert taken == sum(read) == 20_000
+
+
 def test_columns_of_parquet_that_are_no_text_or_share_a_name() -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -459,6 +481,37 @@ def test_workers_end_with_the_process_that_started_them() -> None:
     wait_for(lambda: not any(alive(child) for child in children), 10)
 
 
+def workers_of_this_process(number: int) -> list[str]:
+    """The processes that work for it, once there are so many."""
+    while True:
+        tasks = Path("/proc/self/task").glob("*/children")
+        found = [child for task in tasks for child in task.read_text().split()]
+        children = [child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        if len(children) >= number:
+            return children
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+def test_sigterm_ends_a_worker_and_what_a_terminal_sends_does_not() -> None:
+    """Ctrl-C goes to the process that started it as well, which has work to finish."""
+    reading = Reading()
+    source = Source.at(story("txt"))
+    block = next(block for block in blocks.blocks([source], reading) if block.data is not None)
+    worker = Worker(reading, Bytes())
+    with workers(2, worker) as give:
+        wanted = give(worker.encode, block).result().tokens
+        children = workers_of_this_process(1)
+        for child in children:
+            for number in (signal.SIGINT, signal.SIGHUP):
+                os.kill(int(child), number)
+        assert [give(worker.encode, block).result().tokens for _ in range(20)] == [wanted] * 20
+        assert all(alive(child) for child in children)
+        for child in workers_of_this_process(1):
+            os.kill(int(child), signal.SIGTERM)
+        wait_for(lambda: not any(alive(child) for child in children), 10)
+
+
 def test_a_worker_that_is_killed_ends_the_others_and_is_told() -> None:
     """They are still at work, and must be ended for the pool to be cleared away."""
     write("big.txt", "so many words\n" * 100_000)
@@ -468,12 +521,7 @@ def test_a_worker_that_is_killed_ends_the_others_and_is_told() -> None:
     worker = Worker(reading, Bytes())
     with pytest.raises(BrokenProcessPool), workers(3, worker) as give:
         futures = [give(worker.encode, block) for _ in range(200)]
-        children: list[str] = []
-        while len(children) < 3:
-            tasks = Path("/proc/self/task").glob("*/children")
-            found = [child for task in tasks for child in task.read_text().split()]
-            children = [child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
-            time.sleep(0.02)
+        children = workers_of_this_process(3)
         os.kill(int(children[0]), signal.SIGKILL)
         for future in futures:
             future.result()
@@ -513,6 +561,35 @@ def wait_for(condition, seconds: float = 30) -> None:
 
 
 # ---- stopped and resumed
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
+def test_a_shard_is_on_the_disk_under_its_name_before_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut leaves what was synced: of a rename, what the folder was synced after."""
+    done: list[tuple[str, ...]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(handle: int) -> None:
+        fsync(handle)
+        done.append(("sync", os.path.relpath(os.readlink(f"/proc/self/fd/{handle}"))))
+
+    def renamed(old: Any, new: Any) -> None:
+        replace(old, new)
+        done.append(("rename", str(old), str(new)))
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    made = prepare([story("txt")], "out", "bytes", shard_tokens=90)
+    remembers = [at for at, each in enumerate(done) if each[-1] == "out/unfinished.json"]
+    for number, shard in enumerate(made.index.shards):
+        names = [f"{shard.name}.{ending}" for ending in ("bin", "idx")]
+        whole = [done.index(("rename", f"out/.{name}.tmp", f"out/{name}")) for name in names]
+        for name, at in zip(names, whole, strict=True):
+            assert ("sync", f"out/.{name}.tmp") in done[:at]
+        assert ("sync", "out") in done[max(whole) : remembers[number + 1]]
+    index = next(at for at, each in enumerate(done) if each[-1] == "out/index.json")
+    assert ("sync", "out") in done[index:]
+
 
 KILLED = """
 import os, signal, sys

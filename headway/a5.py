@@ -34,7 +34,17 @@ from headway.configuration import RunSettings, load_settings
 from headway.console import Reporter, show_anything
 from headway.data.catalog import resolve
 from headway.errors import DataError, Interrupted, RunError, UserError, hear_no_more
-from headway.files import Ownership, cannot_write, is_full, probe, write_bytes, write_json, write_lines
+from headway.files import (
+    Ownership,
+    cannot_write,
+    clear_temporaries,
+    is_empty,
+    is_full,
+    probe,
+    write_bytes,
+    write_json,
+    write_lines,
+)
 from headway.models import CausalModel, parameter_count
 from headway.tasks import Batch, QuestionAnsweringSettings, SpanCorruptionSettings, Task
 from headway.tasks.base import IGNORE
@@ -47,6 +57,7 @@ from headway.training.stage import Stage, TrainingSettings, rate_of
 
 VARIANTS = ("vanilla", "synthesizer", "perceiver", "rope")
 FORMAT = "headway-a5"
+MARK = "command.json"  # by which a command knows the directory that it was interrupted in
 ELSEWHERE = "give --writing_params_path another file"
 
 
@@ -186,11 +197,13 @@ def train_params(
     )
     stage = Stage(options.function, task, settings, 0, final=False)
     log = epoch_lines(settings, task.examples, task.block, an_epoch, tensorboard(options))
+    refuse_foreign(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(directory, error, ELSEWHERE) from None
     with Ownership(directory):
+        clear_temporaries(directory)
         resume = claim(directory, options)
         trainer = Trainer(model, [stage], directory, tokenizer.fingerprint(), Notes(), log)
         if resume:
@@ -206,12 +219,18 @@ def course_lines(path: str) -> int:
     return read_text(path).count("\n") + 1
 
 
+def refuse_foreign(directory: Path) -> None:
+    """A directory with other things in it is left as it is."""
+    if directory.is_dir() and not (directory / MARK).is_file() and not is_empty(directory):
+        raise RunError(f"{directory}: exists and was not left by this command; move it, or write to another file")
+
+
 def claim(directory: Path, options: argparse.Namespace) -> bool:
     """Mark the directory in which training keeps its state; True where the same command was interrupted in it."""
     command = {key: value for key, value in vars(options).items() if key not in ("device", "convert", "tb_expt_name")}
     read = (options.pretrain_corpus_path, options.finetune_corpus_path, options.reading_params_path)
     command["sha256"] = [hashlib.sha256(resolve(path).read_bytes()).hexdigest() for path in read if path is not None]
-    mark = directory / "command.json"
+    mark = directory / MARK
     if mark.is_file():
         if json.loads(mark.read_text()) != command:
             raise RunError(
@@ -219,8 +238,6 @@ def claim(directory: Path, options: argparse.Namespace) -> bool:
                 "delete it to start anew"
             )
         return True
-    if any(path.name != ".lock" for path in directory.iterdir()):
-        raise RunError(f"{directory}: exists and was not left by this command; move it, or write to another file")
     write_json(mark, command)
     return False
 

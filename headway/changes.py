@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -211,11 +212,15 @@ def steps_before(settings: RunSettings) -> int:
 
 def missing_file(settings: Any) -> str | None:
     """The key of a task's settings that names a file or folder which is not there."""
+    return next((key for key, path in paths_of(settings) if not glob.glob(path) and not os.path.exists(path)), None)
+
+
+def paths_of(settings: Any) -> Iterator[tuple[str, str]]:
+    """Each setting of a task that names files of the user's, and what it names."""
     for each in fields(settings):
         value = getattr(settings, each.name)
-        if each.metadata.get("path") and value and not glob.glob(str(resolve(value))) and not resolve(value).exists():
-            return each.name
-    return None
+        if each.metadata.get("path") and value and not value.startswith("data:"):
+            yield each.name, str(resolve(value))
 
 
 # ---- the run file and its copy

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from headway.errors import DataError, UserError
 from headway.text import Pair, read_documents, read_pairs, read_parallel
-from headway.text.plain import counted
-from headway.text.readers import json_object, read_lines
+from headway.text.plain import counted, refuse_pipe
+from headway.text.readers import a_few, json_object, read_lines
 from headway.text.shards import Shards, has_shards
 
 
@@ -58,6 +58,7 @@ def column_names(file: str, suffix: str, errors: str) -> set[str]:
     """What a .csv calls its columns, or a .jsonl those of its first whole object; nothing of other files."""
     if suffix not in (".csv", ".jsonl"):
         return set()
+    refuse_pipe(file)  # the rows of a table are read when its columns are known
     lines = [line for _, line in read_lines(file, errors=errors)]
     if suffix == ".csv":
         return {name.strip(' "') for name in lines[0].split(",")}
@@ -102,4 +103,11 @@ def describe_shards(folder: str) -> str:
     shards.verify()
     size = sum(sum(shard.bytes.values()) for shard in shards.index.shards)
     files = counted(len(shards.index.sources), "file")
-    return f"{shards.contents()}\n  made of {files}; all {size:,} bytes are as they were written (SHA-256)"
+    others = shards.strangers()
+    return "\n  ".join(
+        [
+            shards.contents(),
+            f"made of {files}; all {size:,} bytes are as they were written (SHA-256)",
+            *([f"not among them, and never read: {a_few(others)}"] if others else []),
+        ]
+    )

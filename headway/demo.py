@@ -18,7 +18,7 @@ from headway.configuration import RunSettings, load_settings
 from headway.console import Reporter, clock, program
 from headway.data.world import World, make_world, world_files, write_world
 from headway.errors import RunError
-from headway.files import Ownership, write_json, write_output
+from headway.files import Ownership, clear_temporaries, write_json, write_output
 from headway.inspection import capture_attention
 from headway.making import train
 from headway.report.charts import Series, bar, heat_map, line_chart
@@ -47,6 +47,7 @@ def run_demo(out: Path | None, seed: int, sets: list[str], report: Reporter) -> 
     """Train, compare, ask, report; returns the report's path. One that was interrupted goes on where it stopped."""
     directory = choose_directory(out)
     with claim(directory):
+        clear_temporaries(directory)
         require_unfinished(directory)  # the one who had it until now may have come to its end
         return demonstrate(directory, seed, sets, report)
 

@@ -231,10 +231,23 @@ def is_temporary(name: str) -> bool:
     return TEMPORARY.fullmatch(name) is not None
 
 
+def is_empty(directory: Path) -> bool:
+    """Whether nothing is in it but what is left of somebody who was killed before anything was there."""
+    return all(path.name == ".lock" or is_temporary(path.name) for path in directory.iterdir())
+
+
+def clear_temporaries(directory: Path) -> None:
+    """Remove what killed processes have left of writes; for the owner of a directory that holds nobody else's files."""
+    for path in directory.iterdir():
+        if is_temporary(path.name):
+            path.unlink(missing_ok=True)
+
+
 class Ownership:
     """One process owns a directory: `with Ownership(path): …`. A second one is refused, and told who the owner is.
 
-    The lock is the system's, so that it goes with the process: what a dead owner left in the file does not count.
+    The lock is the system's, so that it goes with the process: what a dead owner left in the file does not count. The
+    file stays, so a directory that is somebody else's is to be refused before it is owned.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -253,9 +266,6 @@ class Ownership:
             with suppress(OSError):
                 self.handle.close()
             raise
-        for path in self.directory.iterdir():
-            if is_temporary(path.name):
-                path.unlink(missing_ok=True)
         return self
 
     def require(self) -> None:

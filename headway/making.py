@@ -3,6 +3,7 @@ directory of its own, or goes on with one."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -24,12 +25,13 @@ from headway.changes import (
     keep,
     learned_too,
     missing_file,
+    paths_of,
     settle,
 )
 from headway.configuration import RunSettings, TokenizerSettings, in_vain, load_settings
 from headway.console import Reporter
 from headway.errors import DataError, RunError, SettingsError, TextError, UserError
-from headway.files import probe
+from headway.files import clear_temporaries, is_empty, probe
 from headway.finding import put_back
 from headway.memory import is_out_of_memory
 from headway.models import parameter_count
@@ -37,7 +39,6 @@ from headway.places import (
     claimed,
     directory_of,
     has_gone_back,
-    is_empty,
     make_directory,
     mendable,
     sign,
@@ -49,7 +50,7 @@ from headway.ranks import Ranks, joined
 from headway.run import Record, Run
 from headway.settings import to_table
 from headway.text import KINDS, Tokenizer, Words, load_tokenizer
-from headway.text.plain import digests
+from headway.text.plain import digests, refuse_pipe
 from headway.training import device as devices
 from headway.training.checkpoint import Checkpoints
 from headway.training.distributed import arrange
@@ -134,6 +135,7 @@ def train_in(
     """Train in a directory, as one of `ranks`. All of them read; the one that leads writes. Returns where it was: in
     the next directory that is free, where nobody has named one and another run has begun in this one meanwhile."""
     resume, accept_changes, back_to = asked.resume, asked.accept_changes, asked.back_to
+    refuse_pipes(settings)
     prepared = prepared_tokenizer(settings)
     if prepared is not None:
         settings = replace(settings, tokenizer=agreed(settings.tokenizer, prepared))
@@ -162,6 +164,7 @@ def train_in(
     with ExitStack() as held:
         if ranks.leads:
             held.enter_context(make_directory(directory))
+            clear_temporaries(directory)
             if asked.tensorboard:
                 watch = both(watch, held.enter_context(TensorBoard(directory / "tensorboard")))
         held.enter_context(mendable(directory))
@@ -316,6 +319,14 @@ def build_tokenizer(settings: RunSettings, report: Reporter) -> Tokenizer:
             'spaces: whole sentences may be one word; tokenizer.kind = "characters" or "bpe" cuts them'
         )
     return tokenizer
+
+
+def refuse_pipes(settings: RunSettings) -> None:
+    """What a run learns from is read for its tokenizer, then for its task, and again when the run goes on."""
+    for _, task in settings.tasks():
+        for _, path in paths_of(task):
+            if os.path.exists(path):
+                refuse_pipe(path)
 
 
 def prepared_tokenizer(settings: RunSettings) -> Tokenizer | None:

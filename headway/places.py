@@ -12,7 +12,7 @@ from shlex import quote
 from typing import Any
 
 from headway.errors import Interrupted, Quit, RunError, UserError
-from headway.files import Ownership, is_full, is_temporary, sync_directory, write_text
+from headway.files import Ownership, is_full, sync_directory, write_text
 from headway.ranks import job
 
 JOB = ".job"  # the file that says which call of torchrun works on a run
@@ -71,11 +71,6 @@ def claimed(directory: Path, name: str) -> Path:
             return directory
         else:
             return directory
-
-
-def is_empty(directory: Path) -> bool:
-    """Whether nothing is in it but what a run leaves that was killed before it began."""
-    return all(path.name == ".lock" or is_temporary(path.name) for path in directory.iterdir())
 
 
 def make_directory(directory: Path) -> Ownership:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from headway.models import (
     GPT,
@@ -27,6 +28,8 @@ REAL_DATA = Path(os.environ.get("HEADWAY_DATA") or Path(__file__).parents[1] / "
 HAS_GPU = torch.cuda.is_available()
 torch.set_num_threads(1)  # the models here are tiny: threads that wait for one another cost more than they save
 os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start
+settings.register_profile("patient", deadline=None)  # on a busy machine any example may take long
+settings.load_profile("patient")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background is started without it
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and what nohup starts without this
 TOWNS = ("Oslo", "Rome", "Lima", "Kyiv")

@@ -304,6 +304,21 @@ def test_an_interrupted_command_goes_on_when_it_is_typed_again(
     assert not list(course.glob("*.run"))
 
 
+def test_a_directory_that_others_use_is_left_as_it_is(course: Path, capsys: Captured) -> None:
+    """But for what a command leaves that was killed before it had begun."""
+    command = ("pretrain", "--writing_params_path", "pre.params", "--epochs", "1")
+    used = course / "pre.params.run"
+    used.mkdir()
+    for name in (".notes.123.tmp", "thesis.txt"):
+        (used / name).write_text("years of work")
+    assert run(*command) == 2
+    assert "pre.params.run: exists and was not left by this command; move it" in capsys.readouterr().err
+    assert sorted(os.listdir(used)) == [".notes.123.tmp", "thesis.txt"]
+    (used / "thesis.txt").unlink()
+    (used / ".lock").touch()
+    assert run(*command) == 0 and not used.exists()
+
+
 # ---- what is refused
 
 

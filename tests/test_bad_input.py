@@ -54,6 +54,19 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "copy"))
 
 
+def test_a_pipe_is_no_corpus(run_file: Path, capsys: Captured) -> None:
+    """It was waited for without end, or called empty, where it was read the second time."""
+    reader, writer = os.pipe()
+    os.write(writer, (run_file.parent / "wiki.txt").read_bytes())
+    os.close(writer)
+    (run_file.parent / "wiki.txt").unlink()
+    (run_file.parent / "wiki.txt").symlink_to(f"/dev/fd/{reader}")
+    message = refused(capsys, "train", run_file, "--out", run_file.parent / "run")
+    assert "wiki.txt: a pipe or a device, which can be read only once; save what comes from it to a file" in message
+    assert not (run_file.parent / "run").exists()
+    os.close(reader)
+
+
 def refused(capsys: Captured, *arguments: object) -> str:
     """What the command says when it is refused."""
     capsys.readouterr()

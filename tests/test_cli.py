@@ -951,6 +951,18 @@ def test_data_check_reports_two_files_together(tmp_path: Path, capsys: Captured)
         assert message in captured.err and not captured.out
 
 
+def test_data_check_reads_a_pipe_once_or_refuses_it(tmp_path: Path, capsys: Captured) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"one\ntwo\n")
+    os.close(writer)
+    (tmp_path / "table.csv").symlink_to(f"/dev/fd/{reader}")
+    assert run_command(["data", "check", str(tmp_path / "table.csv")]) == 2
+    assert "table.csv: a pipe or a device, which can be read only once" in capsys.readouterr().err
+    assert run_command(["data", "check", f"/dev/fd/{reader}"]) == 0
+    assert capsys.readouterr().out.startswith(f"/dev/fd/{reader}: 2 lines, 6 characters")
+    os.close(reader)
+
+
 def test_data_check_reads_all_of_token_shards(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "text.txt").write_text("".join(f"line {number}\n" for number in range(50)))
     folder = tmp_path / "shards"
@@ -968,7 +980,7 @@ def test_data_check_reads_all_of_token_shards(tmp_path: Path, capsys: Captured) 
             "shard-00001.bin: not the bytes that were written",
         ),
         ("shard-00002.idx", b"", "shard-00002.idx: 0 bytes where "),
-        ("tokenizer.json", None, "tokenizer.json: no such file"),
+        ("tokenizer.json", None, "tokenizer.json: missing"),
         ("index.json", None, "no token shards (no index.json in it)"),
         ("index.json", b"{}", "index.json: "),
     ):
@@ -981,6 +993,18 @@ def test_data_check_reads_all_of_token_shards(tmp_path: Path, capsys: Captured) 
         assert message in captured.err and "1 of 2 files cannot be used" in captured.err
         (folder / name).write_bytes(whole[folder / name])
     assert run_command(["data", "check", str(folder)]) == 0
+    assert "never read" not in capsys.readouterr().out
+
+    for name in ("shard-00099.bin", "shard-00003.idx", "notes.txt"):
+        (folder / name).touch()
+    assert run_command(["data", "check", str(folder)]) == 0
+    assert capsys.readouterr().out.endswith("\n  not among them, and never read: shard-00003.idx, shard-00099.bin\n")
+    for name in ("tokenizer.json", "shard-00000.bin", "shard-00099.bin"):
+        (folder / name).unlink()
+    assert run_command(["data", "check", str(folder)]) == 2
+    shown = capsys.readouterr().err
+    assert "shards: damaged; copy the folder again or prepare the corpus anew:" in shown
+    assert "  - tokenizer.json: missing\n  - shard-00000.bin: missing\n" in shown
 
 
 def test_a_disk_that_fails_is_not_taken_for_a_closed_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,15 +130,16 @@ class LanguageModelling(Task):
         }
 
     def starts(self, tokens: Tensor | Stored, split: str = "train") -> Tensor:
-        """Where the windows of a split begin that are measured. What is left at the end of a file stands in a last one
-        with what comes before it."""
+        """Where the windows of a split begin that are measured. What is left at the end of a file that is named stands
+        in a last one, with what comes before it."""
         starts = torch.arange(0, max(1, len(tokens) - self.block), self.block)
-        if split not in ("train", "dev") and len(starts) * self.block < len(tokens) - 1:
-            return torch.cat([starts, torch.tensor([len(tokens) - 1 - self.block])])
         most = -(-self.settings.dev_tokens // self.block) if split == "dev" else 0
-        if not 0 < most < len(starts):
-            return starts
-        return starts[torch.arange(most) * len(starts) // most]
+        if 0 < most < len(starts):
+            return starts[torch.arange(most) * len(starts) // most]
+        named = split not in ("train", "dev") or (split == "dev" and self.settings.validation)
+        if named and len(starts) * self.block < len(tokens) - 1:
+            return torch.cat([starts, torch.tensor([len(tokens) - 1 - self.block])])
+        return starts
 
     def stream(self, model: CausalModel, prompt: str, limit: int, sampling: Sampling) -> Iterator[str]:
         """The continuation of `prompt` as pieces of text, as they are made."""

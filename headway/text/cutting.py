@@ -20,6 +20,7 @@ PART = 1 << 20  # bytes
 NEAR = 1 << 16  # bytes before the end of a part, in which nearly every text has a place
 LONG_WORD = 1000  # characters
 SIGN = 3  # bytes that may stand before a place
+LONGEST = 4  # bytes of a character
 
 # What stands before a place, as UTF-8. Not among the signs: ' ’ - _, which may stand within a word.
 PLACE = re.compile(
@@ -43,6 +44,14 @@ def last_place(data: bytes | bytearray, begin: int, end: int) -> int:
             if before and not before[-1].isspace():
                 return match.end()
     return 0
+
+
+def last_border(data: bytes | bytearray) -> int:
+    """Where the last character of a text begins, or its last line end; of what is no UTF-8, a place where no more goes
+    wrong on either side than in the whole."""
+    last = len(data) - 1
+    begin = next((place for place in range(last, last - LONGEST, -1) if data[place] & 0xC0 != 0x80), last)
+    return begin - (data[begin - 1 : begin + 1] == b"\r\n")
 
 
 def parts(text: str) -> Iterator[str]:

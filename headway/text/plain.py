@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import os
 import re
+import stat
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -129,6 +130,19 @@ def readable(path: str | Path) -> Iterator[None]:
         raise DataError(f"{path}: no permission to read it; check its owner and mode (ls -l)") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         raise DataError(f"{path}: cannot be read ({error})") from None
+
+
+def refuse_pipe(path: str | Path) -> None:
+    """An error where a path leads to what can be read only once, for whoever reads it several times.
+
+    It is not opened: whoever writes to a pipe would write for somebody who leaves again.
+    """
+    with readable(path):
+        mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise DataError(
+            f"{path}: a pipe or a device, which can be read only once; save what comes from it to a file first"
+        )
 
 
 def _lookalike(missing: Path) -> str:

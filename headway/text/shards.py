@@ -135,7 +135,17 @@ def is_prepared(folder: str | Path) -> bool:
     path = Path(folder)
     if (path / UNFINISHED).is_file():
         return True
-    return (path / INDEX).is_file() and any((path / name).is_file() for name in ("tokenizer.json", FIRST))
+    if not (path / INDEX).is_file():
+        return False
+    return any((path / name).is_file() for name in ("tokenizer.json", FIRST)) or is_index(path / INDEX)
+
+
+def is_index(path: Path) -> bool:
+    """Whether an index.json is that of shards, which others may be lost of."""
+    try:
+        return json.loads(path.read_text("utf-8"))["format"] == FORMAT
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def has_shards(folder: str | Path) -> bool:
@@ -218,13 +228,14 @@ class Shards:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.index = Index.read(self.folder)
+        missing = [] if (self.folder / "tokenizer.json").exists() else ["tokenizer.json: missing"]
+        self.refuse([*missing, *(problem for shard in self.index.shards for problem in shard.problems(self.folder))])
         self.tokenizer: Tokenizer = load(self.folder / "tokenizer.json")
         if self.tokenizer.fingerprint() != self.index.tokenizer:
             raise DataError(
                 f"{self.folder}: tokenizer.json is not the one that the shards were made with "
                 f"({self.tokenizer.fingerprint()}, not {self.index.tokenizer}); prepare the corpus anew"
             )
-        self.refuse([problem for shard in self.index.shards for problem in shard.problems(self.folder)])
         dtype, vocabulary = np.dtype(self.index.dtype).newbyteorder("<"), self.index.vocabulary
         self.tokens = self.joined("bin", "tokens", dtype, vocabulary)
         self.starts = self.joined("idx", "documents", STARTS)
@@ -251,6 +262,11 @@ class Shards:
             f"{counted(index.tokens, 'token')} of {counted(index.documents, 'document')} in "
             f"{counted(len(index.shards), 'shard')}, {kind} tokenizer of {index.vocabulary:,}"
         )
+
+    def strangers(self) -> list[str]:
+        """Files that are named like shards, of which the index knows nothing."""
+        known = {f"{shard.name}.{ending}" for shard in self.index.shards for ending in ENDINGS}
+        return sorted({path.name for path in self.folder.glob("shard-*")} - known)
 
     def summary(self) -> str:
         """One line: what there is, and what to do with it."""

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections import Counter
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -29,7 +30,7 @@ from headway.cli import run_command
 from headway.console import Lines
 from headway.errors import DataError, Interrupted, RunError, SettingsError, UserError
 from headway.tasks.corpus import Corpus
-from headway.text import BPE, KINDS, Bytes, Characters, Tokenizer, Words, read_documents, shards
+from headway.text import BPE, KINDS, Bytes, Characters, Tokenizer, Words, plain, read_documents, shards
 from headway.text.preparation import blocks, prepare, sources
 from headway.text.preparation import pipeline as preparing
 from headway.text.preparation.blocks import Reading
@@ -177,6 +178,23 @@ def test_zstd_of_what_repeats_itself_is_unpacked_bit_by_bit() -> None:
         assert len(stream.stream.waiting) < 128 << 20 < 200_000_000
 
 
+def test_zstd_with_a_large_window_is_not_broken() -> None:
+    zstandard = pytest.importorskip("zstandard")
+    packed = io.BytesIO()
+    with zstandard.ZstdCompressor().stream_writer(packed, closefd=False) as stream:
+        stream.write(b"some words\n")
+    for exponent, read in ((27, True), (28, False), (31, False)):  # of the window's size
+        frame = bytearray(packed.getvalue())
+        frame[5] = (exponent - 10) << 3
+        Path("a b.txt.zst").write_bytes(frame)
+        if read:
+            prepare(["a b.txt.zst"], "out", "bytes")
+        else:
+            message = refusal(["a b.txt.zst"], "x", "bytes")
+            assert message.startswith("a b.txt.zst: packed with a window of more than 128 MB")
+            assert message.endswith("unpack it first: zstd -d --long=31 'a b.txt.zst'")
+
+
 def test_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -198,6 +216,28 @@ def test_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "column 'id' is int64, where text is wanted" in refusal(["a.parquet"], "x", Bytes(), column="id")
     Path("b.parquet").write_bytes(Path("a.parquet").read_bytes()[:-9])
     assert "b.parquet: broken or cut-off parquet file" in refusal(["b.parquet"], "x", Bytes())
+
+
+def test_parquet_is_read_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row group may hold any number of rows, and each may be a book."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"text": ["some words"] * 20_000}), "a.parquet")
+    read: list[int] = []
+
+    class Watched(parquet.ParquetFile):
+        def iter_batches(self, *arguments: Any, **options: Any) -> Any:
+            for batch in super().iter_batches(*arguments, **options):
+                read.append(len(batch))
+                yield batch
+
+    monkeypatch.setattr(parquet, "ParquetFile", Watched)
+    taken = 0
+    for block in blocks.blocks([Source.at("a.parquet")], Reading()):
+        taken += block.data.count if block.data is not None else 0
+        assert sum(read) - taken <= 256
+    assert taken == sum(read) == 20_000
 
 
 def test_columns_of_parquet_that_are_no_text_or_share_a_name() -> None:
@@ -247,14 +287,17 @@ PIECES = [
 ]
 ENDS = ["\n", "\r", "\r\n", "\n\n"]
 TEXT = st.lists(st.sampled_from([*PIECES, *PIECES, *ENDS]), max_size=150).map("".join)
+LONE = [*"ab東\u0301😀", "x" * 30, "\u3000", "\t", "\r", "\n", "\r\n"]
+PLACELESS = st.lists(st.sampled_from(LONE), max_size=60).map("".join)
+"""Text that is mostly to be cut between two characters alone, if at all."""
 RICH = ["".join(random.Random(number).choices([*PIECES, "\n"], k=60)) for number in range(300)]
 """Texts in which any two pieces stand together often, so that a cut at a wrong place shows in the tokens."""
-LEARNED = {kind: KINDS[kind].train(RICH, {"words": 2000, "bpe": 1500}.get(kind)) for kind in KINDS}
+LEARNED = {kind: KINDS[kind].train([*RICH, "x😀"], {"words": 2000, "bpe": 1500}.get(kind)) for kind in KINDS}
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    text=TEXT,
+    text=TEXT | PLACELESS,
     size=st.integers(1, 60),
     kind=st.sampled_from(sorted(KINDS)),
     documents=st.sampled_from(["lines", "file"]),
@@ -273,7 +316,7 @@ def test_where_blocks_end_changes_no_token(text: str, size: int, kind: str, docu
 
 def in_blocks(path: Path, size: int, kind: str, documents: str) -> list[int]:
     """The tokens of a file, block by block, each document with a mark in front."""
-    reading = Reading(documents)
+    reading = preparing.cut_for(Reading(documents), LEARNED[kind])
     worker = Worker(reading, LEARNED[kind])
     tokens: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -291,6 +334,20 @@ def test_long_lines_and_short_ones_in_any_blocks(kind: str) -> None:
     wanted = [token for text in texts for token in (1, *LEARNED[kind].encode(LEARNED[kind].lead + text))]
     for size in range(2, 40):
         assert in_blocks(Path("a.txt"), size, kind, "lines") == wanted, size
+
+
+@pytest.mark.parametrize("documents", ["lines", "file"])
+@pytest.mark.parametrize("begin", ["\u3000", "x", "x\u3000", "\u3000\n"])
+@pytest.mark.parametrize("end", ["x", "xx", "\r\n", "\r\n\r\n", "\ré", "\u3000"])
+def test_text_without_a_place_in_any_blocks(begin: str, end: str, documents: str) -> None:
+    """Blank beginnings, characters and line ends of two bytes come to lie wherever a block may end."""
+    for number in range(1, 40):
+        for text in (begin * number + end * 40, (begin * number + end) * 3):
+            Path("a.txt").write_bytes(text.encode())
+            if text.strip():
+                whole = read_documents("a.txt", documents=documents)
+                wanted = [token for each in whole for token in (1, *LEARNED["bytes"].encode(each))]
+                assert in_blocks(Path("a.txt"), 4, "bytes", documents) == wanted
 
 
 def with_steps(tokenizer: BPE, *steps: dict[str, Any]) -> BPE:
@@ -424,6 +481,37 @@ def test_workers_end_with_the_process_that_started_them() -> None:
     wait_for(lambda: not any(alive(child) for child in children), 10)
 
 
+def workers_of_this_process(number: int) -> list[str]:
+    """The processes that work for it, once there are so many."""
+    while True:
+        tasks = Path("/proc/self/task").glob("*/children")
+        found = [child for task in tasks for child in task.read_text().split()]
+        children = [child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        if len(children) >= number:
+            return children
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+def test_sigterm_ends_a_worker_and_what_a_terminal_sends_does_not() -> None:
+    """Ctrl-C goes to the process that started it as well, which has work to finish."""
+    reading = Reading()
+    source = Source.at(story("txt"))
+    block = next(block for block in blocks.blocks([source], reading) if block.data is not None)
+    worker = Worker(reading, Bytes())
+    with workers(2, worker) as give:
+        wanted = give(worker.encode, block).result().tokens
+        children = workers_of_this_process(1)
+        for child in children:
+            for number in (signal.SIGINT, signal.SIGHUP):
+                os.kill(int(child), number)
+        assert [give(worker.encode, block).result().tokens for _ in range(20)] == [wanted] * 20
+        assert all(alive(child) for child in children)
+        for child in workers_of_this_process(1):
+            os.kill(int(child), signal.SIGTERM)
+        wait_for(lambda: not any(alive(child) for child in children), 10)
+
+
 def test_a_worker_that_is_killed_ends_the_others_and_is_told() -> None:
     """They are still at work, and must be ended for the pool to be cleared away."""
     write("big.txt", "so many words\n" * 100_000)
@@ -433,12 +521,7 @@ def test_a_worker_that_is_killed_ends_the_others_and_is_told() -> None:
     worker = Worker(reading, Bytes())
     with pytest.raises(BrokenProcessPool), workers(3, worker) as give:
         futures = [give(worker.encode, block) for _ in range(200)]
-        children: list[str] = []
-        while len(children) < 3:
-            tasks = Path("/proc/self/task").glob("*/children")
-            found = [child for task in tasks for child in task.read_text().split()]
-            children = [child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
-            time.sleep(0.02)
+        children = workers_of_this_process(3)
         os.kill(int(children[0]), signal.SIGKILL)
         for future in futures:
             future.result()
@@ -478,6 +561,35 @@ def wait_for(condition, seconds: float = 30) -> None:
 
 
 # ---- stopped and resumed
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
+def test_a_shard_is_on_the_disk_under_its_name_before_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut leaves what was synced: of a rename, what the folder was synced after."""
+    done: list[tuple[str, ...]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(handle: int) -> None:
+        fsync(handle)
+        done.append(("sync", os.path.relpath(os.readlink(f"/proc/self/fd/{handle}"))))
+
+    def renamed(old: Any, new: Any) -> None:
+        replace(old, new)
+        done.append(("rename", str(old), str(new)))
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    made = prepare([story("txt")], "out", "bytes", shard_tokens=90)
+    remembers = [at for at, each in enumerate(done) if each[-1] == "out/unfinished.json"]
+    for number, shard in enumerate(made.index.shards):
+        names = [f"{shard.name}.{ending}" for ending in ("bin", "idx")]
+        whole = [done.index(("rename", f"out/.{name}.tmp", f"out/{name}")) for name in names]
+        for name, at in zip(names, whole, strict=True):
+            assert ("sync", f"out/.{name}.tmp") in done[:at]
+        assert ("sync", "out") in done[max(whole) : remembers[number + 1]]
+    index = next(at for at, each in enumerate(done) if each[-1] == "out/index.json")
+    assert ("sync", "out") in done[index:]
+
 
 KILLED = """
 import os, signal, sys
@@ -572,6 +684,31 @@ def test_a_file_that_changes_under_the_reader_is_noticed(monkeypatch: pytest.Mon
     assert "story.txt: changed while it was read" in refusal([path], "out", "bytes")
 
 
+CHANGES = {
+    "grown": lambda path: path.write_bytes(path.read_bytes() + b"more"),
+    "shorter": lambda path: os.truncate(path, 40),
+    "empty": lambda path: os.truncate(path, 0),
+    "deleted": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("moment", ["tokenizer", "encode", "end_file"])
+@pytest.mark.parametrize("name", ["story.txt", "story.txt.gz"])
+def test_a_file_that_changes_is_told_so_whatever_came_of_it(
+    name: str, moment: str, change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story("txt", Path(name).suffix.replace(".txt", ""))
+    plain = getattr(preparing.Preparation, moment)
+
+    def changed(*arguments: Any) -> Any:
+        change(Path(name))
+        return plain(*arguments)
+
+    monkeypatch.setattr(preparing.Preparation, moment, changed)
+    assert refusal([name], "out", "bytes") == f"{name}: changed while it was read; delete out and begin anew"
+
+
 def test_a_shard_that_was_damaged_since_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     path = story("txt")
     prepare([path], "whole", LOOKED_UP, shard_tokens=90)
@@ -603,6 +740,49 @@ def test_what_is_there_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> No
     write("mine/thesis.txt", "years of work")
     assert "mine: exists already and is no preparation" in refusal([path], "mine", "bytes", resume=True)
     assert files_of("mine") == {"thesis.txt": b"years of work"}
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("others", [[".notes.123.tmp"], [".notes.123.tmp", "thesis.txt"], ["index.json", ".a.1.tmp"]])
+def test_a_folder_that_is_refused_is_left_as_it_was(others: list[str], resume: bool) -> None:
+    """Without a lock, and with files whose names are like those of half-written ones."""
+    path = story("txt")
+    Path("mine").mkdir()
+    for name in others:
+        write(f"mine/{name}", "{}")
+    assert "mine: exists already and is no preparation" in refusal([path], "mine", "bytes", resume=resume)
+    assert sorted(os.listdir("mine")) == sorted(others)
+
+
+def test_other_files_in_the_folder_of_a_preparation_are_left_as_they_are() -> None:
+    path = story("txt")
+    prepare([path], "out", "bytes")
+    write("out/.notes.123.tmp", "mine")
+    refusal([path], "out", "bytes")
+    prepare([path], "out", "bytes", resume=True)
+    assert Path("out/.notes.123.tmp").read_text() == "mine"
+
+
+def test_a_folder_that_is_tidied_up_is_known_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed meanwhile, it can be begun anew there."""
+    path = story("txt")
+    Path("out").mkdir()
+    for moment in range(4):
+        with monkeypatch.context() as patch:
+            fail_after(patch, 0)
+            left = iter(range(moment))
+            unlink = Path.unlink
+
+            def dies(self: Path, missing_ok: bool = False) -> None:
+                if self.parent.name == "out" and not self.name.startswith("."):
+                    next(left)  # noqa: B023
+                unlink(self, missing_ok)  # noqa: B023
+
+            patch.setattr(Path, "unlink", dies)
+            with pytest.raises((StopIteration, RuntimeError, RunError)):
+                prepare([path], "out", "bytes", resume=True)
+    prepare([path], "out", "bytes", resume=True)
+    assert contents(Shards("out")) == expected(read_documents(path), Bytes())
 
 
 def test_resuming_needs_the_same_files_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -708,6 +888,22 @@ def test_bad_files_are_named_with_the_line_and_the_way_out(name: str, capsys: py
     assert not Path("out").exists()
 
 
+def test_a_cell_that_is_too_long_need_not_be_an_open_quote(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "LONGEST_CELL", 1000)
+    before = csv.field_size_limit(1000)
+    try:
+        for cell in ("x" * 1001, '"' + "x\n" * 1000):
+            write("long.csv", f"text\na\n{cell}\nb\n")
+            assert refusal(["long.csv"], "x", "bytes") == (
+                "long.csv:3: a cell of more than 1,000 characters; close the quote, if one that is opened in this row "
+                "never is, or write the table as .jsonl, if the text is that long"
+            )
+        write("long.csv", f"text\n{'x' * 1000}\n")
+        prepare(["long.csv"], "out", "bytes")
+    finally:
+        csv.field_size_limit(before)
+
+
 def test_bytes_that_are_not_utf8_can_be_replaced() -> None:
     write("bad.txt", b"caf\xe9 au lait\n" * 9)
     said = io.StringIO()
@@ -746,6 +942,27 @@ def test_wrong_columns_files_and_folders(capsys: pytest.CaptureFixture[str]) -> 
         prepare([path], "story.csv/out", "bytes")
     assert run_command(["data", "prepare", path, "--tokenizer", "bytes", "--out", "story.csv/out"]) == 2
     assert "choose another with --out" in capsys.readouterr().err
+
+
+def test_what_can_be_read_only_once_is_refused_unread() -> None:
+    """Its files are read several times. Whoever writes to a pipe is not cut off by somebody who only looks."""
+    words = "a pipe or a device, which can be read only once; save what comes from it to a file first"
+    assert refusal(["/dev/zero"], "x", "bytes") == f"/dev/zero: {words}"
+    reader, writer = os.pipe()
+    os.write(writer, b"one\ntwo\n")
+    os.close(writer)
+    assert words in refusal([story("txt"), f"/dev/fd/{reader}"], "x", "bytes")
+    assert os.read(reader, 100) == b"one\ntwo\n"
+    os.close(reader)
+    assert not Path("x").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="needs /dev/fd")
+def test_a_file_by_the_number_it_is_open_under_is_a_file() -> None:
+    """As a shell gives it: headway data prepare /dev/stdin < story.txt."""
+    with open(story("txt")) as file:
+        made = prepare([f"/dev/fd/{file.fileno()}"], "out", "bytes")
+    assert contents(made) == expected(read_documents("story.txt"), Bytes())
 
 
 def test_a_column_is_taken_by_name_or_number() -> None:
@@ -828,6 +1045,140 @@ def test_an_endless_line_is_read_in_parts(text: str) -> None:
     assert contents(made) == expected([text], LOOKED_UP)
 
 
+@pytest.mark.parametrize("documents", ["lines", "file"])
+@pytest.mark.parametrize("kind", ["bytes", "characters"])
+def test_text_without_a_place_is_cut_between_characters_where_these_are_tokens(
+    kind: str, documents: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "é😀東" * 3000
+    write("a.txt", text + "\nnext\n")
+    seen: list[int] = []
+    encode = Worker.encode
+
+    def watched(self: Worker, block: blocks.Block) -> Any:
+        seen.append(len(block.data))
+        return encode(self, block)
+
+    monkeypatch.setattr(Worker, "encode", watched)
+    made = prepare(["a.txt"], "out", kind, documents=documents)
+    assert contents(made) == expected(read_documents("a.txt", documents=documents), made.tokenizer)
+    assert max(seen) <= blocks.LONG_LINE + blocks.BLOCK
+    assert "anywhere" not in made.index.reading
+
+
+def test_looking_at_the_beginning_of_files_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the tokenizer is, which may have to read more at once."""
+    write("a.txt", "x" * 100_000)
+    sizes: list[int] = []
+    read = sources.Unpacked.read
+    monkeypatch.setattr(sources.Unpacked, "read", lambda self, size: sizes.append(size) or read(self, size))
+    blocks.check_sources([Source.at("a.txt")], Reading())
+    assert sum(sizes) < 1000
+
+
+@pytest.mark.parametrize("mark", [b"\xff", b"\xe2\x82", b"\x80"])
+def test_a_cut_between_characters_replaces_no_more_than_the_whole(mark: bytes) -> None:
+    for number in range(1, 400, 7):
+        write("a.txt", b"a" * (number % 5) + mark * number + b"a")
+        said = io.StringIO()
+        made = prepare(["a.txt"], f"out{number}", "bytes", errors="replace", report=Lines(said))
+        assert contents(made) == expected(read_documents("a.txt", errors="replace"), Bytes())
+        assert f"a.txt: {plain.counted(number, 'invalid byte sequence')} read as U+FFFD" in said.getvalue()
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.tsv", "a.csv", "a.jsonl"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("end", [bytes(100_000), b"\0" + b"x" * 100_000])
+def test_nothing_is_read_beyond_a_nul_byte(name: str, kind: str, end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A binary file may be of any size, and have no line."""
+    begin = {"a.tsv": b"text\n", "a.csv": b"text\n", "a.jsonl": b'{"text": "a"}\n'}.get(name, b"a\n")
+    row = b'{"text": "b"}\n' if name == "a.jsonl" else b"b\n"
+    write(name, begin + row * 51 + end)
+    for documents in ("lines", "file"):
+        position: list[int] = []
+        read = sources.Unpacked.read
+
+        def watched(self: sources.Unpacked, size: int) -> bytes:
+            found = read(self, size)  # noqa: B023
+            position.append(self.stored())  # noqa: B023
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sources.Unpacked, "read", watched)
+            message = refusal([name], "x", kind, documents=documents)
+        assert f"{name}:53: NUL byte at byte 1;" in message
+        assert max(position) < 1000
+
+
+def test_a_nul_byte_is_named_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a place to cut stands before it, and a line end behind it."""
+    small_blocks(monkeypatch, 1 << 10)
+    for begin in (b"", b"a\n" * 500, b"a" * 700):
+        for end in (b"", b"b" * 700, b"\n" + b"b" * 2000):
+            write("a.txt", b"c\r\r\n" + begin + b"abc\0" + end)
+            wanted = f"a.txt:{3 + begin.count(10)}: NUL byte at byte {4 + len(begin.split(bytes([10]))[-1])}; "
+            assert refusal(["a.txt"], "x", "bytes").startswith(wanted)
+            with pytest.raises(DataError, match=wanted):
+                read_documents("a.txt")
+
+
+def tiny_cells(path: str, cells: list[str]) -> str:
+    """A table of many tiny cells, every other one blank."""
+    if path.endswith("csv"):
+        return write(path, "n,text\n" + "".join(f"1,{cell}\n2, \n" for cell in cells))
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"text": [text for cell in cells for text in (cell, None)]})
+    pytest.importorskip("pyarrow.parquet").write_table(table, path)
+    return path
+
+
+@pytest.mark.parametrize("path", ["a.csv", "a.parquet"])
+def test_tiny_and_empty_cells_take_little_more_memory_than_their_characters(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As strings in a list they take a hundred bytes each, with their lines."""
+    cells = [f"{number % 10}" for number in range(50_000)]
+    small_blocks(monkeypatch, 1 << 20)
+    tiny_cells(path, cells)
+    tracemalloc.start()
+    try:
+        found = list(blocks.blocks([Source.at(path)], Reading()))
+        assert len(found) == 2 and tracemalloc.get_traced_memory()[0] < 12 * len(cells)
+        del found
+        held: list[int] = []
+        texts = preparing.Preparation.texts
+
+        def weighed(*arguments: Any) -> Any:
+            held.append(tracemalloc.get_traced_memory()[0] - before)
+            return texts(*arguments)
+
+        monkeypatch.setattr(preparing.Preparation, "texts", weighed)
+        said = io.StringIO()
+        before = tracemalloc.get_traced_memory()[0]
+        made = prepare([path], "out", "bpe", size=270, report=Lines(said))
+    finally:
+        tracemalloc.stop()
+    assert held[0] < 4 * len(cells)
+    assert contents(made) == expected(cells, made.tokenizer)
+    assert f"{path}: 50,000 empty texts skipped" in said.getvalue()
+
+
+@pytest.mark.parametrize("path", ["a.csv", "a.parquet"])
+def test_blank_cells_count_as_rows(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the places that a preparation goes on from, and in the lines of errors."""
+    cells = [*" " * 200, *"abc", *" " * 100, *"de", *" " * 9]
+    tiny_cells(path, cells)
+    prepare([path], "whole", "bytes", shard_tokens=3)
+    for number in range(1, 4):
+        with monkeypatch.context() as patch:
+            fail_after(patch, number)
+            refusal([path], f"out{number}", "bytes", shard_tokens=3)
+        prepare([path], f"out{number}", "bytes", shard_tokens=3, resume=True)
+        assert files_of(f"out{number}") == files_of("whole")
+    place = "a.csv:610" if path == "a.csv" else "a.parquet: row 609"
+    assert f"{place}: never seen in training: 'e'" in refusal([path], "x", Characters("abcd\n"))
+
+
 def test_what_is_in_flight_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However large the input, only a few blocks are read ahead of what is written."""
     path = write("long.txt", "some words in a line\n" * 2000)
@@ -857,17 +1208,21 @@ ODD_PIECES = [*PIECES, *"東京。。、，：", "\r", "\r", "\n", "x" * 70]
 
 @settings(max_examples=200, deadline=None)
 @given(
-    text=st.lists(st.sampled_from(ODD_PIECES), min_size=1, max_size=200).map("".join),
+    text=st.lists(st.sampled_from(ODD_PIECES), min_size=1, max_size=200).map("".join) | PLACELESS.filter(bool),
     size=st.integers(2, 60),
     documents=st.sampled_from(["lines", "file"]),
+    anywhere=st.booleans(),
 )
-@example(text="title\n" + "line\r" * 40, size=20, documents="lines")
-@example(text="a " + "x" * 15 + "。東" + "x" * 70, size=20, documents="file")
-def test_blocks_are_the_same_read_on_or_begun_at(text: str, size: int, documents: str, tmp_path_factory) -> None:
+@example(text="title\n" + "line\r" * 40, size=20, documents="lines", anywhere=False)
+@example(text="a " + "x" * 15 + "。東" + "x" * 70, size=20, documents="file", anywhere=False)
+@example(text="word,aaaaaaa\ra", size=2, documents="lines", anywhere=False)
+def test_blocks_are_the_same_read_on_or_begun_at(
+    text: str, size: int, documents: str, anywhere: bool, tmp_path_factory
+) -> None:
     """Whoever goes on with a preparation begins at a block that others came to from the beginning."""
     path = tmp_path_factory.getbasetemp() / "any.txt"
     path.write_bytes(text.encode())
-    source, reading = [Source.at(str(path))], Reading(documents)
+    source, reading = [Source.at(str(path))], Reading(documents, anywhere=anywhere)
     with pytest.MonkeyPatch.context() as patch:
         small_blocks(patch, size)
         found = [block for block in blocks.blocks(source, reading) if block.data is not None]

@@ -121,6 +121,22 @@ def test_shards_that_cannot_be_are_found_though_their_hashes_are_right(
         Shards(folder).verify()
 
 
+@pytest.mark.parametrize("shard", [0, 2])
+def test_a_token_that_the_vocabulary_lacks_is_refused_where_it_is_read(folder: Path, shard: int) -> None:
+    """Ids go to 299: 300 would be looked up beyond the embeddings' end."""
+    path = folder / f"shard-{shard:05d}.bin"
+    ids = np.fromfile(path, "<u2")
+    for number in (299, 300):
+        ids[9] = number
+        ids.tofile(path)
+        row = np.arange(250 * shard, 250 * shard + 20)
+        if number < 300:
+            assert Shards(folder).tokens[row].max() == 299
+        else:
+            with pytest.raises(DataError, match=rf"{path.name}: damaged \(token 300, and the vocabulary has 300\)"):
+                Shards(folder).tokens[row]
+
+
 def test_missing_and_short_files_are_found_at_opening(folder: Path) -> None:
     (folder / "shard-00000.idx").unlink()
     os.truncate(folder / "shard-00001.bin", 100)
@@ -158,6 +174,10 @@ def test_an_index_that_cannot_be_true_is_refused(folder: Path, edit, message: st
 
 def test_folders_without_shards_say_so(tmp_path: Path, folder: Path) -> None:
     assert is_prepared(folder) and not is_prepared(tmp_path)
+    for other in ("{}", "[]", "not JSON", '{"format": "other"}'):
+        (tmp_path / "index.json").write_text(other)
+        assert not is_prepared(tmp_path)
+    (tmp_path / "index.json").unlink()
     with pytest.raises(DataError, match="no token shards"):
         Shards(tmp_path)
     (folder / "index.json").write_text('{"format": "headw')

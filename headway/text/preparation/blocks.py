@@ -3,30 +3,32 @@
     file ──► unpacked bytes ──► blocks, cut where no document or word is harmed ──► texts
 
 Finding blocks is quick and done in order by one process; `texts_of` (decoding, splitting, parsing) is the work, and may
-be done anywhere. What a document is, and what is refused, is as in `readers`. Memory: a block, or one document where it
-is longer and cannot be cut (a cell of a table, a JSON string).
+be done anywhere. What a document is, and what is refused, is as in `readers`. Memory: a block, or what is longer and
+cannot be cut: a cell of a table, a JSON string, and, where tokens may hold several characters, text without a place.
 """
 
 from __future__ import annotations
 
 import csv
 import re
+from array import array
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from shlex import quote
 from typing import Any
 
 from headway.errors import DataError, SettingsError, UserError
 from headway.text import plain, readers
-from headway.text.cutting import last_place
+from headway.text.cutting import last_border, last_place
 from headway.text.plain import Misread
 from headway.text.preparation.sources import FORMS, Source, Unpacked
 
 BLOCK = 1 << 20  # bytes
 LONG_LINE = 4 * BLOCK  # a longer one is cut within
-LONGEST_CELL = 1 << 26  # of a .csv file: beyond it, a quote was not closed
+LONGEST_CELL = 1 << 26  # of a .csv file: beyond it, a quote was probably not closed
+BETWEEN = b"\xff"  # texts that are packed
 
 FIRST_LINE = re.compile(rb"\s*[^\r\n]*")  # that is not blank
 
@@ -41,6 +43,7 @@ class Reading:
     column: str | int | None = None
     errors: str = "strict"
     whole: bool = False  # never cut a long document
+    anywhere: bool = False  # cut one between any two characters, where there is no other place
 
     def check(self) -> None:
         problems = []
@@ -50,6 +53,10 @@ class Reading:
             problems.append(f'errors = {self.errors!r}: "strict" or "replace" is wanted')
         if problems:
             raise SettingsError(problems, "reading")
+
+    def described(self) -> dict[str, Any]:
+        """As it is kept beside shards: `anywhere` follows from the tokenizer, and changes none of them."""
+        return {key: value for key, value in asdict(self).items() if key != "anywhere"}
 
 
 @dataclass(frozen=True)
@@ -62,12 +69,28 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """The text column of some rows of a table. As a list of strings short texts would take twenty times their size.
+
+    Blank texts are only counted. The others are UTF-8 one after the other, a byte that no UTF-8 has before each.
+    """
+
+    count: int  # blank ones too
+    characters: int
+    lines: array[int]  # of those that are not blank
+    packed: bytes
+
+    def texts(self) -> list[str]:
+        return [text.decode() for text in self.packed.split(BETWEEN)[1:]]
+
+
+@dataclass(frozen=True)
 class Block:
-    """A part of a file. `data` are bytes, or the rows' line numbers and texts; None says that the file ends."""
+    """A part of a file. `data` are bytes, or rows of a table; None says that the file ends."""
 
     place: Place
     form: str
-    data: bytes | tuple[list[int], list[str]] | None
+    data: bytes | Rows | None
     stored: int  # bytes of the file, as it lies on disk, up to here
     skip: int = 0  # lines of a table up to and with its header
     column: int = 0
@@ -106,8 +129,9 @@ def check_sources(sources: list[Source], reading: Reading) -> None:
     if reading.column is not None and all(source.form == "txt" for source in sources):
         tables = ", ".join(f".{form}" for form in FORMS[1:])
         raise UserError(f"--column {reading.column}: none of the files is a table ({tables}) by its name; leave it out")
+    anywhere = replace(reading, anywhere=True)  # nothing is made of what is looked at
     for source in sources:
-        first = next(blocks([source], reading))
+        first = next(blocks([source], anywhere))
         if first.form == "jsonl" and isinstance(first.data, bytes):
             line = FIRST_LINE.match(first.data)
             try:
@@ -122,36 +146,55 @@ def byte_blocks(source: Source, reading: Reading, begin: Place) -> Iterator[Bloc
     table = table_header(source, reading) if form == "tsv" else Table()
     with Unpacked(source.path) as stream:
         stream.skip(begin.begin)
-        for place, data in cut(stream, begin, form, reading.whole):
+        for place, data in cut(stream, begin, form, reading):
             skip = table.skip if place.begin == table.place else 0
             yield Block(place, form, data, stream.stored(), skip, table.column, table.width)
 
 
-def cut(stream: Unpacked, place: Place, form: str, whole: bool) -> Iterator[tuple[Place, bytes]]:
+def cut(stream: Unpacked, place: Place, form: str, reading: Reading) -> Iterator[tuple[Place, bytes]]:
     """(where it begins, bytes) of each block from `place` on.
 
-    A block ends after a line, or, in a text that is one document and in an endless line, where no token is cut.
+    A block ends after a line, or, in a text that is one document and in an endless line, where no token is cut. A NUL
+    byte, which whoever decodes the block will refuse, ends the last one: nothing more is read for it.
     """
     buffer = bytearray()
+    binary = False
     while True:
         old = len(buffer)
-        more = stream.read(BLOCK - old if old < BLOCK else BLOCK)  # where blocks end depends on where they begin alone
+        more = stream.read(BLOCK - old % BLOCK)  # where blocks end depends on where they begin alone
         buffer += more
-        inside = False
-        if not more:
-            end = old
-        elif form == "file":
-            end, inside = (0 if whole else last_place(buffer, old, len(buffer))), True
-        else:
-            end = after_line(buffer, old)
-            if not end and form == "txt" and not whole and len(buffer) >= LONG_LINE:
-                end, inside = last_place(buffer, old, len(buffer)), True
+        binary = binary or b"\0" in more
+        end, inside = block_end(buffer, old, place.continues, form, reading) if more else (old, False)
+        if not end and binary:
+            end, more = buffer.find(b"\0") + 1, b""
         if end:
             yield place, bytes(buffer[:end])
             place = replace(place, begin=place.begin + end, continues=inside)
             del buffer[:end]
         if not more:
             return
+
+
+def block_end(buffer: bytearray, old: int, continues: bool, form: str, reading: Reading) -> tuple[int, bool]:
+    """(where the buffer may be cut, whether that is inside a document); 0 where it must grow.
+
+    Its first `old` bytes were looked at before.
+    """
+    if form != "file" and (end := after_line(buffer, old)):
+        return end, False
+    long = len(buffer) >= LONG_LINE
+    if reading.whole or not (form == "file" or (form == "txt" and long)):
+        return 0, False
+    end = last_place(buffer, old, len(buffer))
+    if not end and reading.anywhere and long:
+        border = last_border(buffer)
+        end = border if continues or has_text(buffer[: min(border, LONG_LINE)], buffer[old:border]) else 0
+    return end, True
+
+
+def has_text(*parts: bytearray) -> bool:
+    """Whether one of them is more than blank. A document that is blank so far may be so to its end: it is left out."""
+    return any(part.decode("utf-8", errors="ignore").strip() for part in parts)
 
 
 def after_line(buffer: bytearray, old: int) -> int:
@@ -176,7 +219,7 @@ class Table:
 def table_header(source: Source, reading: Reading) -> Table:
     line = 1
     with Unpacked(source.path) as stream:
-        for place, data in cut(stream, Place(), "tsv", True):
+        for place, data in cut(stream, Place(), "tsv", reading):
             text = decoded_in(source.path, line, data, reading.errors)
             for number, row in enumerate(text.split("\n")):
                 if readers.filled(cells := row.split("\t")):
@@ -223,7 +266,7 @@ def csv_rows(source: Source, reading: Reading, stream: Unpacked) -> Iterator[tup
 
     def lines() -> Iterator[str]:
         line = 1
-        for _, data in cut(stream, Place(), "csv", True):
+        for _, data in cut(stream, Place(), "csv", reading):
             text = decoded_in(source.path, line, data, reading.errors)
             line += text.count("\n")
             yield from (row + "\n" for row in text.removesuffix("\n").split("\n"))
@@ -236,7 +279,12 @@ def csv_rows(source: Source, reading: Reading, stream: Unpacked) -> Iterator[tup
             yield begins, cells
             begins = reader.line_num + 1
     except csv.Error as error:
-        if "end of data" in str(error) or "field limit" in str(error):
+        if "field limit" in str(error):
+            raise DataError(
+                f"{source.path}:{begins}: a cell of more than {csv.field_size_limit():,} characters; close the quote, "
+                "if one that is opened in this row never is, or write the table as .jsonl, if the text is that long"
+            ) from None
+        if "end of data" in str(error):
             raise DataError(f"{source.path}:{begins}: a quote opened in this row is never closed") from None
         raise DataError(f"{source.path}:{begins}: not CSV ({error})") from None
 
@@ -262,7 +310,7 @@ def parquet_blocks(source: Source, reading: Reading, begin: Place) -> Iterator[B
             cells = (cell or "" for batch in batches for cell in batch.column(alike).to_pylist())
             texts = islice(enumerate(cells, passed + 1), begin.begin - passed, None)
             for row, data in grouped(texts, begin.begin):
-                stored = source.size * (row + len(data[0])) // sum(groups)
+                stored = source.size * (row + data.count) // sum(groups)
                 yield Block(replace(begin, begin=row), "parquet", data, stored)
     except UnicodeDecodeError:
         raise DataError(f"{source.path}: not UTF-8 in column '{names[column]}'; write it again as UTF-8") from None
@@ -291,22 +339,23 @@ def parquet_column(path: str, names: list[str], kinds: list[Any], column: str | 
     return names.index(str(column))
 
 
-def grouped(texts: Iterator[tuple[int, str]], row: int) -> Iterator[tuple[int, tuple[list[int], list[str]]]]:
-    """(number of the first, (lines, texts)) of the rows from `row` on, about BLOCK characters together."""
+def grouped(texts: Iterator[tuple[int, str]], row: int) -> Iterator[tuple[int, Rows]]:
+    """(number of the first, rows) of the rows from `row` on, about BLOCK characters together."""
     while True:
-        lines: list[int] = []
-        kept: list[str] = []
-        size = 0
+        lines = array("q")
+        packed = bytearray()
+        count = characters = 0
         for line, text in texts:
-            lines.append(line)
-            kept.append(text)
-            size += len(text) + 1
-            if size >= BLOCK:
+            count, characters = count + 1, characters + len(text)
+            if text.strip():
+                lines.append(line)
+                packed += BETWEEN + text.encode()
+            if characters + count >= BLOCK:
                 break
-        if not lines:
+        if not count:
             return
-        yield row, (lines, kept)
-        row += len(lines)
+        yield row, Rows(count, characters, lines, bytes(packed))
+        row += count
 
 
 # ---- from a block to its texts
@@ -314,8 +363,9 @@ def grouped(texts: Iterator[tuple[int, str]], row: int) -> Iterator[tuple[int, t
 
 def texts_of(block: Block, reading: Reading) -> Texts:
     """The documents in a block. Raises Misread."""
-    if isinstance(block.data, tuple):
-        return without_blanks(Texts(block.data[1], block.data[0]), "empty text")
+    if isinstance(block.data, Rows):
+        rows = block.data
+        return Texts(rows.texts(), rows.lines.tolist(), notes=Counter({"empty text": rows.count - len(rows.lines)}))
     found = Texts([], [], block.place.continues)
     text = decoded(block.data or b"", reading.errors, found.notes)
     if block.form == "file":

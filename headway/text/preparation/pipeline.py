@@ -13,6 +13,7 @@ import errno
 import json
 import signal
 import time
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
@@ -35,6 +36,7 @@ from headway.text.preparation.blocks import (
     Misread,
     Place,
     Reading,
+    Rows,
     blocks,
     check_sources,
     located,
@@ -42,7 +44,7 @@ from headway.text.preparation.blocks import (
 )
 from headway.text.preparation.sources import Source, find_sources
 from headway.text.preparation.workers import Worker, workers
-from headway.text.shards import INDEX, UNFINISHED, Index, Shard, Shards, Writer, token_dtype
+from headway.text.shards import INDEX, UNFINISHED, Index, Shard, Shards, Writer, is_prepared, token_dtype
 from headway.text.tokenizers import BPE, KINDS, SPECIALS, Bytes, Characters, Tokenizer, load
 
 SHARD_TOKENS = 1 << 26  # 128 MiB of uint16
@@ -84,8 +86,7 @@ def prepare(
     given = wanted_tokenizer(tokenizer, size)
     sources = find_sources(map(str, files), report.say)
     check_sources(sources, reading)
-    if isinstance(given, BPE) and not given.by_words:
-        reading = replace(reading, whole=True)  # it may join words across a space
+    reading = cut_for(reading, given)
     plan = Plan(sources, reading, shard_tokens, given, size)
     with owned(Path(out), plan, resume) as folder:
         if (folder / INDEX).is_file():
@@ -94,6 +95,14 @@ def prepare(
         else:
             Preparation(folder, plan, workers or available_cores(), report).run()
     return Shards(out)
+
+
+def cut_for(reading: Reading, tokenizer: Tokenizer | str) -> Reading:
+    """The reading that cuts long documents where this tokenizer, or one of this kind, cuts no token."""
+    if isinstance(tokenizer, BPE) and not tokenizer.by_words:
+        return replace(reading, whole=True)  # it may join words across a space
+    kind = tokenizer if isinstance(tokenizer, str) else tokenizer.kind
+    return replace(reading, anywhere=kind in (Bytes.kind, Characters.kind))
 
 
 # ---- what is to be done, and where it stands
@@ -114,7 +123,7 @@ class Plan:
         return {
             "tokenizer": f"{given} of size {self.size}" if isinstance(given, str) else given.fingerprint(),
             "shard_tokens": self.shard_tokens,
-            "reading": asdict(self.reading),
+            "reading": self.reading.described(),
             "sources": [source.described() for source in self.sources],
         }
 
@@ -143,6 +152,7 @@ def owned(folder: Path, plan: Plan, resume: bool) -> Iterator[Path]:
     """The folder, made if it is not there, for this process alone; left as it was where nothing came of it."""
     made = not folder.exists()
     try:
+        refuse_foreign(folder)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{folder}: cannot be made ({error.strerror}); choose another with --out") from None
@@ -190,9 +200,16 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # None: not set from Python
 
 
+def refuse_foreign(folder: Path) -> None:
+    """A new preparation needs a new or empty folder. One with other things in it is left as it is: no lock is made."""
+    if not folder.is_dir() or is_prepared(folder):
+        return
+    if set(folder.iterdir()) - {folder / ".lock"} - set(remains(folder)):
+        raise RunError(f"{folder}: exists already and is no preparation; choose another folder with --out")
+
+
 def check_folder(folder: Path, plan: Plan, resume: bool) -> None:
-    """A new preparation needs a new or empty folder; one that is continued must have the same plan."""
-    there = set(folder.iterdir()) - {folder / ".lock"} - set(remains(folder))
+    """What was begun or finished in a folder is not begun anew; if it is continued, it must have the same plan."""
     if (folder / INDEX).is_file():
         if not resume:
             raise RunError(f"{folder}: holds a finished preparation; train on it, or choose another folder with --out")
@@ -210,8 +227,6 @@ def check_folder(folder: Path, plan: Plan, resume: bool) -> None:
         if not resume:
             raise RunError(f"{folder}: holds an unfinished preparation; go on with --resume, or choose another --out")
         refuse_other(folder, read_unfinished(folder)["plan"], plan.described())
-    elif there:
-        raise RunError(f"{folder}: exists already and is no preparation; choose another folder with --out")
 
 
 def refuse_other(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -259,9 +274,7 @@ def tidy(folder: Path, made: bool) -> str:
     shards = len(list(folder.glob("shard-*.idx")))
     if shards:
         return f"{counted(shards, 'whole shard')} kept, go on with --resume"
-    for name in (UNFINISHED, "tokenizer.json"):
-        (folder / name).unlink(missing_ok=True)
-    for path in folder.glob("shard-*"):
+    for path in [*folder.glob("shard-*"), folder / "tokenizer.json", folder / UNFINISHED]:  # by the last, it is ours
         path.unlink(missing_ok=True)
     if made:
         (folder / ".lock").unlink(missing_ok=True)
@@ -281,15 +294,17 @@ class Preparation:
 
     def run(self) -> None:
         self.pick_up()
-        tokenizer = self.tokenizer()
-        self.writer = Writer(
-            self.folder, token_dtype(len(tokenizer)), self.plan.shard_tokens, self.shards, self.remember
-        )
-        if not self.position.ended:
-            self.encode(tokenizer)
-        for source in self.plan.sources:
-            if Source.at(source.path) != source:
-                raise RunError(f"{source.path}: changed while it was read; delete {self.folder} and begin anew")
+        try:
+            tokenizer = self.tokenizer()
+            self.writer = Writer(
+                self.folder, token_dtype(len(tokenizer)), self.plan.shard_tokens, self.shards, self.remember
+            )
+            if not self.position.ended:
+                self.encode(tokenizer)
+        except UserError:
+            self.refuse_changed()  # a file that is gone or cut off now has been whole
+            raise
+        self.refuse_changed()
         described = self.plan.described()
         Index(
             self.writer.dtype.name,
@@ -304,6 +319,11 @@ class Preparation:
             described["tokenizer"] if isinstance(self.plan.tokenizer, str) else "",
         ).write(self.folder)
         (self.folder / UNFINISHED).unlink()
+
+    def refuse_changed(self) -> None:
+        for source in self.plan.sources:
+            if not source.is_unchanged():
+                raise RunError(f"{source.path}: changed while it was read; delete {self.folder} and begin anew")
 
     def pick_up(self) -> None:
         """Go on after the last whole shard of a preparation that was stopped; what follows it is cleared away."""
@@ -459,7 +479,7 @@ class Preparation:
         with self.report.progress("sampling, MB", total) as progress:
             for number, block in enumerate(found):
                 if number % stride == 0:
-                    kept.append((number, block, length(block)))
+                    kept.append((number, without_lines(block), length(block)))
                 while len(kept) > 1 and sum(size for *_, size in kept) > SAMPLE:
                     stride *= 2
                     kept = [each for each in kept if each[0] % stride == 0]
@@ -493,7 +513,12 @@ def amount(size: int) -> str:
 
 
 def length(block: Block) -> int:
-    return sum(map(len, block.data[1])) if isinstance(block.data, tuple) else len(block.data or b"")
+    return block.data.characters if isinstance(block.data, Rows) else len(block.data or b"")
+
+
+def without_lines(block: Block) -> Block:
+    """The same without the numbers of its lines, which may take more memory than its texts."""
+    return replace(block, data=replace(block.data, lines=array("q"))) if isinstance(block.data, Rows) else block
 
 
 def wanted_tokenizer(tokenizer: str | Path | Tokenizer, size: int | None) -> Tokenizer | str:

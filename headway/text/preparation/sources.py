@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, BinaryIO
 
 from headway.errors import DataError, UserError
@@ -40,11 +41,19 @@ class Source:
 
     @classmethod
     def at(cls, path: str) -> Source:
+        plain.refuse_pipe(path)
         with opened(path) as file:
             found = os.fstat(file.fileno())
         if not found.st_size:
             raise DataError(f"{path}: empty; there is nothing in it: leave it out")
         return cls(path, found.st_size, found.st_mtime_ns)
+
+    def is_unchanged(self) -> bool:
+        """Whether the file is still what was found."""
+        try:
+            return Source.at(self.path) == self
+        except DataError:  # gone, or there is nothing in it any more
+            return False
 
     @property
     def form(self) -> str:
@@ -141,7 +150,7 @@ class Zstd:
             import zstandard
         except ImportError:
             raise UserError(f"{path}: reading zstd needs a package: pip install 'headway[zstd]'") from None
-        self.file, self.package = file, zstandard
+        self.file, self.path, self.package = file, path, zstandard
         self.frame: Any = None
         self.waiting = bytearray()
 
@@ -157,6 +166,11 @@ class Zstd:
                 try:
                     self.waiting += self.frame.decompress(packed)
                 except self.package.ZstdError as error:
+                    if "too much memory" in str(error):
+                        raise DataError(
+                            f"{self.path}: packed with a window of more than 128 MB, all of which would have to be in "
+                            f"memory; unpack it first: zstd -d --long=31 {quote(self.path)}"
+                        ) from None
                     raise EOFError(str(error)) from None
                 packed = self.frame.unused_data
                 if self.frame.eof:

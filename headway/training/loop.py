@@ -141,10 +141,11 @@ class Trainer:
         return newest, step, self.is_best_there(state)
 
     def begin_record(self) -> None:
-        """A run without checkpoints begins its record anew. What tells of steps behind the first checkpoint is kept."""
-        first = next((stage.settings for stage in self.stages if stage.settings.steps), self.stages[-1].settings)
-        saved = min(first.checkpoint_every or first.steps, first.steps)
-        if any(not recorded_by(saved, record) for record in read_json_lines(self.metrics)):
+        """A run without checkpoints begins its record anew. What tells of steps behind its second checkpoint is kept:
+        until then the first may have been on its way to the disk."""
+        saved = sorted({step for stage in self.stages for step in stage.first_checkpoints()})
+        second = max(saved[:2], default=0)
+        if any(not recorded_by(second, record) for record in read_json_lines(self.metrics)):
             kept = numbered(self.metrics)
             os.replace(self.metrics, kept)
             self.report.say(f"{self.checkpoints.directory}: nothing is in it any more; the record so far is in {kept}")

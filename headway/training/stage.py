@@ -104,6 +104,11 @@ class Stage:
     def end(self) -> int:
         return self.begin + self.settings.steps
 
+    def first_checkpoints(self) -> set[int]:
+        """The steps of the run at which this stage saves first and second, where it has so many."""
+        steps, every = self.settings.steps, self.settings.checkpoint_every or self.settings.steps
+        return {self.begin + min(times * every, steps) for times in (1, 2)} if steps else set()
+
     def at(self, step: int) -> str:
         """A step of the run, in words; where the stage's own are counted from another one, that is said."""
         return f"step {step:,} of the run" if self.begin else f"step {step:,}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import pytest
 
 import headway
 from headway.errors import Interrupted, RunError
-from headway.files import append_line
+from headway.files import append_line, read_json_lines
 from headway.tasks import QuestionAnswering
 from headway.training import loop
-from headway.training.checkpoint import Checkpoints, Snapshot
+from headway.training.checkpoint import Abandoned, Checkpoints, Snapshot
 from tests.training.faults import LOGGED
 from tests.training.test_checkpoint import Said
 from tests.training.test_rescue import EVERY, scored
@@ -162,6 +163,36 @@ def test_the_record_of_a_run_without_its_checkpoints_is_kept(run_file: Path, tmp
     assert any(line.endswith(f"the record so far is in {run.path / 'metrics.jsonl.1'}") for line in report.lines)
     assert (run.path / "metrics.jsonl.1").read_bytes() == record
     assert steps(run) == list(range(1, 12)) and same(final_weights(run.path), weights)
+
+
+@pytest.mark.parametrize("every, second", [(2, 4), (4, 6), (0, 8)])  # the last two: at a stage's end, in the next stage
+def test_a_run_that_is_killed_before_its_first_checkpoint_is_on_the_disk_begins_anew(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, second: int
+) -> None:
+    """Training goes on while it is written, as far as to the second one: no record of that is left behind."""
+    sets = [*LOGGED, f"pretraining.training.checkpoint_every={every}"]
+    whole = headway.train(run_file, tmp_path / "whole", sets)
+
+    def never(self: Checkpoints, snapshot: Snapshot, keep: int, wanted: Any) -> None:
+        while wanted():
+            time.sleep(0.001)
+        raise Abandoned
+
+    def quit_at(record: dict[str, Any]) -> None:
+        if record["step"] == second:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "write", never)
+        with pytest.raises(KeyboardInterrupt):
+            headway.train(run_file, tmp_path / "run", sets, watch=quit_at)
+    left = [record["step"] for record in read_json_lines(tmp_path / "run" / "metrics.jsonl")]
+    assert left == list(range(1, second + 1)) and not Checkpoints(tmp_path / "run").steps()
+    report = Said()
+    run = headway.train(run_file, tmp_path / "run", sets, resume=True, report=report)
+    assert not any("the record so far" in line for line in report.lines)
+    assert sorted(path.name for path in run.path.iterdir()) == sorted(path.name for path in whole.path.iterdir())
+    assert steps(run) == steps(whole) and same(final_weights(run.path), final_weights(whole.path))
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs a system that says which file is open")

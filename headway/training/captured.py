@@ -40,6 +40,11 @@ class CannotCapture(Exception):
     """Something in the model or on this machine does not let a step be compiled or captured."""
 
 
+broken_off: list[torch.cuda.CUDAGraph] = []
+"""Captures that CUDA could not end. torch's memory stays in their hands: they are kept, and there are no others in this
+process."""
+
+
 class Captured(Engine):
     def __init__(
         self,
@@ -80,7 +85,8 @@ class Captured(Engine):
         assert self.graph is not None
         with during("replay"):
             self.graph.replay()
-        losses = dict(zip(self.names, self.means.clone().unbind(), strict=True))
+        means = dict(zip(self.names, self.means.clone().unbind(), strict=True))
+        losses = {stream.name: means[stream.name] for stream in self.active}
         return Outcome(tokens, self.positions, self.loss.clone(), self.norm.clone(), losses)
 
     def capture(self, active: list[Stream], step: int, undisturbed: Block) -> None:
@@ -103,8 +109,7 @@ class Captured(Engine):
                     self.forget_gradients()
                 if not isinstance(error, Exception):
                     raise
-                # what ends a capture that broke off may fail as well, and hide the reason
-                if not is_out_of_memory(error) and not is_out_of_memory(error.__context__ or error):
+                if broken_off or not is_out_of_memory(error):
                     raise CannotCapture(one_line(str(error))[:200] or type(error).__name__) from error
                 if 2 * self.accumulate > max(len(buffer.inputs) for buffer in self.buffers):
                     raise
@@ -124,8 +129,7 @@ class Captured(Engine):
         self.optimizer.restore(saved)
         self.forget_gradients()
         graph = torch.cuda.CUDAGraph()
-        here = torch.cuda.stream(torch.cuda.current_stream())  # a capture that fails does not come back by itself
-        with undisturbed(), here, torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with undisturbed(), recording(graph):
             self.loss, self.norm, self.means = self.body()
         return graph
 
@@ -242,6 +246,27 @@ class Buffer:
     def means(self, rows: Tensor, learned: Sequence[Tensor]) -> list[Tensor]:
         """Each stream's mean loss a token, from the summed losses of every row (B,)."""
         return [part.sum() / count for part, count in zip(rows.split(self.rows), learned, strict=True)]
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """`torch.cuda.graph`. What fails within it is told, also where CUDA cannot end the capture then."""
+    wrong: BaseException | None = None
+    begun = False
+    here = torch.cuda.stream(torch.cuda.current_stream())  # a capture that fails does not come back by itself
+    try:
+        with here, torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            begun = True
+            try:
+                yield
+            except BaseException as error:
+                wrong = error
+                raise
+    except BaseException as error:
+        if not begun or error is wrong:
+            raise
+        broken_off.append(graph)
+        raise wrong or error from None
 
 
 def with_own_code(method: Callable[..., Tensor]) -> Callable[..., Tensor]:

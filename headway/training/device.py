@@ -76,14 +76,16 @@ def autocast(device: torch.device, precision: torch.dtype) -> Any:
 @contextlib.contextmanager
 def repeatable(device: torch.device, wanted: bool) -> Iterator[None]:
     """Within it, where wanted, a GPU adds up in the same order every time. A CPU does so always."""
-    before = torch.are_deterministic_algorithms_enabled()
-    if wanted and device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS may choose another way each time
-        torch.use_deterministic_algorithms(True)
+    if not wanted or device.type != "cuda":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS may choose another way each time
+    before, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(before, warn_only=warn)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import torch
 
 from headway.models import Model
 from headway.nn import gelu, kernels, norm, short
-from headway.training.captured import CannotCapture, Captured
+from headway.training.captured import CannotCapture, Captured, broken_off
 from headway.training.engine import Block, Engine, Outcome, Plain
 from headway.training.feed import choose_place
 from headway.training.optimizer import Optimizer
@@ -39,6 +39,8 @@ class FirstThatWorks(Engine):
                 if not self.others:
                     raise
                 wrong = str(error)
+                if broken_off:
+                    self.others = self.others[-1:]
             self.engine = None  # what it holds is free before the next one is made
             (how, make), *self.others = self.others
             self.say(f"the step could not be made faster as planned ({wrong}); {how} instead")
@@ -92,8 +94,10 @@ def choose(settings: Any, device: torch.device, model: Model, capturable: bool) 
     asked = settings.engine in ("graph", "compiled")
     if device.type != "cuda":
         return OPERATIONS, "operation by operation" + (f", as {settings.engine} is for CUDA GPUs" if asked else "")
-    if not capturable:
-        return OPERATIONS, "operation by operation; only a fused optimizer's step can be captured"
+    if broken_off or not capturable:
+        after = "as CUDA could not end an earlier capture of this process"
+        why = after if broken_off else "as only a fused optimizer's step can be captured"
+        return OPERATIONS, f"operation by operation, {why}"
     asked_for = {
         "plain": (OPERATIONS, "operation by operation, as asked"),
         "graph": (1, "captured without compiling, as asked"),

@@ -47,9 +47,11 @@ class Noting(TorchDispatchMode):
         super().__init__()
         self.graph = graph
         self.before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self.invalid = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in ASKS:
+            self.invalid = True
             raise RuntimeError("operation not permitted when stream is capturing")
         written = (each.alias_info is not None and each.alias_info.is_write for each in func._schema.arguments)
         for tensor in tree_leaves([given for given, changes in zip(args, written, strict=False) if changes]):
@@ -93,7 +95,7 @@ class Event:
 
 @contextmanager
 def capturing(graph: Graph, **options: Any) -> Iterator[None]:
-    """`torch.cuda.graph`: nothing happens before the graph is replayed."""
+    """`torch.cuda.graph`: nothing happens before the graph is replayed. One that broke off cannot be ended."""
     assert options == {"capture_error_mode": "thread_local"}
     noting, generator = Noting(graph), torch.get_rng_state()
     try:
@@ -102,6 +104,8 @@ def capturing(graph: Graph, **options: Any) -> Iterator[None]:
     finally:
         noting.undo()
         torch.set_rng_state(generator)
+        if noting.invalid:
+            raise RuntimeError("operation failed due to a previous error during capture")
 
 
 def on_the_device(optimizer: optimizers.Optimizer, settings: Any) -> optimizers.Optimizer:

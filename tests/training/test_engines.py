@@ -110,7 +110,7 @@ def test_only_a_fused_optimizers_step_is_captured() -> None:
     assert engines.choose(settings, GPU, model, capturable=True)[0] == 0
     assert engines.choose(settings, GPU, model, capturable=False) == (
         engines.OPERATIONS,
-        "operation by operation; only a fused optimizer's step can be captured",
+        "operation by operation, as only a fused optimizer's step can be captured",
     )
 
 

@@ -15,7 +15,8 @@ from headway.training.stage import StreamSettings, TrainingSettings
 
 HEAD = """# Settings
 
-Everything a run file may say, with its default. `headway train FILE --set section.key=value` overrides any of it.
+Everything a run file may say, with its default. `headway train FILE --set section.key=value` overrides any of it, and
+`--set section.key=` takes what the file says there away.
 Sections: `[tokenizer]`, `[model]`, `[task]`, `[training]`, and for an earlier stage on the same model
 `[pretraining.task]` and `[pretraining.training]`, which take the same keys as `[task]` and `[training]`.
 `[streams.NAME]` with `[streams.NAME.task]` is something learned beside the task, in the same steps.

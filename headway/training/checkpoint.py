@@ -86,19 +86,36 @@ class Abandoned(Exception):
 
 
 class Checkpoints:
-    """The checkpoints of one run directory."""
+    """The checkpoints of one run directory. Its `mark` tells a run that has lost them from one that had none yet."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "checkpoints"
         self.metrics = directory / "metrics.jsonl"
+        self.mark = directory / ".saved"
 
     def path(self, step: int) -> Path:
         return self.directory / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
         """The checkpoints that exist, oldest first."""
-        names = (NUMBER.fullmatch(path.name) for path in self.directory.glob("step-*"))
+        names = map(NUMBER.fullmatch, self.names())
         return sorted(int(name[1]) for name in names if name)
+
+    def names(self) -> list[str]:
+        """What is in the folder. One that cannot be looked into is not taken for empty."""
+        try:
+            return os.listdir(self.directory)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise RunError(
+                f"{self.directory}: cannot be read ({error.strerror}); its checkpoints may be whole: mend that first"
+            ) from None
+
+    def unnamed(self, ending: str = "tmp") -> list[Path]:
+        """What is being written, or was when a process was killed; with "gone", what is being deleted."""
+        names = (name for name in self.names() if name.startswith(".step-") and name.endswith(f".{ending}"))
+        return [self.directory / name for name in names]
 
     def require_room(self, model: nn.Module, numbers: int = 3) -> None:
         """An error where the disk has no room for one checkpoint: so many numbers for each weight, at least."""
@@ -142,6 +159,7 @@ class Checkpoints:
     def publish(self, temporary: Path, step: int, keep: int) -> None:
         """Give the checkpoint its name, and let go of older ones."""
         sync(self.metrics)  # what was recorded up to this step is not lost to a power cut either
+        self.mark.touch()
         self.install(temporary)
         self.prune(step, keep)
 
@@ -196,14 +214,14 @@ class Checkpoints:
         """The step that whoever resumes goes on from, as `finish` and `latest` will find it; 0 before the first."""
         unnamed = [
             int(number[1])
-            for path in self.directory.glob(".step-*.tmp")
+            for path in self.unnamed()
             if (number := NUMBER.fullmatch(path.name[1:-4])) and is_whole(path)
         ]
         return max([self.latest(lambda note: None) or 0, *unnamed])
 
     def finish(self) -> None:
         """Give its name to a checkpoint that was whole when its process was killed. For the owner of the run."""
-        for temporary in self.directory.glob(".step-*.tmp"):
+        for temporary in self.unnamed():
             try:
                 whole = damage(temporary) is None
             except OSError as error:
@@ -216,7 +234,7 @@ class Checkpoints:
     def clear_remains(self) -> None:
         """Remove what a killed process left unfinished. For the owner of the run."""
         for ending in ("tmp", "gone"):
-            for folder in self.directory.glob(f".step-*.{ending}"):
+            for folder in self.unnamed(ending):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def latest(

@@ -129,7 +129,6 @@ class Trainer:
         """(the newest checkpoint, the one to go on from, whether the best one that it knows is whole). What a killed
         process left is cleared away."""
         checkpoints = self.checkpoints
-        checkpoints.require_folder()
         checkpoints.finish()
         newest = max(checkpoints.steps(), default=0)
         step = checkpoints.require_whole(self.report.say) if back_to is None else checkpoints.require(back_to)
@@ -141,14 +140,12 @@ class Trainer:
         return newest, step, self.is_best_there(state)
 
     def begin_record(self) -> None:
-        """A run without checkpoints begins its record anew. What tells of steps behind its second checkpoint is kept:
-        until then the first may have been on its way to the disk."""
-        saved = sorted({step for stage in self.stages for step in stage.first_checkpoints()})
-        second = max(saved[:2], default=0)
-        if any(not recorded_by(second, record) for record in read_json_lines(self.metrics)):
+        """A run without checkpoints begins its record anew; that of a run which has had some is kept."""
+        if self.checkpoints.mark.exists() and self.metrics.exists():
             kept = numbered(self.metrics)
             os.replace(self.metrics, kept)
             self.report.say(f"{self.checkpoints.directory}: nothing is in it any more; the record so far is in {kept}")
+        self.checkpoints.mark.unlink(missing_ok=True)
         write_json_lines(self.metrics, [])
 
     def is_best_there(self, state: State) -> bool:
@@ -191,7 +188,6 @@ class Trainer:
         with interruptible() as self.stops, self.writer:
             for stage in left:
                 self.fit(stage, profile)
-            self.writer.wait()
             if self.ranks.led(lambda: self.state.step not in self.checkpoints.steps()):  # a run of no steps
                 self.state.done = True
                 self.writer.save(self.model, None, self.state, self.stages[-1].settings.keep)
@@ -246,6 +242,8 @@ class Trainer:
                     self.leave(stage, plan, progress)
                 owed = False
                 meter.skip()
+            if stage.final:
+                self.writer.wait()  # here, where what was refused is tried once more
         self.report.say(f"{stage.name}: {meter.summary()}")
 
     def leave(self, stage: Stage, plan: Plan, progress: Progress) -> NoReturn:
@@ -502,7 +500,8 @@ class Trainer:
         threads, own = self.threads(settings, costs, device), torch.get_num_threads()
         if threads < own:
             words.append(f"{threads} of {own} threads (its rows keep no more busy)")
-        rows = f"{stage.name}: {settings.steps:,} steps of {settings.batch_size} rows"
+        beside = "".join(f" and {side.settings.rows} of {side.name}" for side in stage.sides)
+        rows = f"{stage.name}: {settings.steps:,} steps of {settings.batch_size} rows{beside}"
         self.report.say("; ".join([f"{rows}, {dtype(precision)} ({why})", *words]))
         spikes = Spikes(settings.spike_warning)
         for record in read_json_lines(self.metrics):  # of before it was resumed
@@ -561,8 +560,9 @@ class Trainer:
             enough = self.is_enough(stage)
         state.done = stage.final and (enough or state.step >= stage.end)
         self.show(record)
-        if enough:
-            self.report.say(f"{stage.name}: no better score in {state.since_best} evaluations, stopping early")
+        if enough and state.step < stage.end:
+            made = "one evaluation" if state.since_best == 1 else f"{state.since_best} evaluations"
+            self.report.say(f"{stage.name}: no better score in {made}, stopping early")
         return better, enough
 
     def is_enough(self, stage: Stage) -> bool:

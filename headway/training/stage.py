@@ -45,7 +45,9 @@ class TrainingSettings:
     shuffle: bool = setting(True, "a new random order every epoch; false: the order of the file")
     log_every: int = setting(10, "steps between two lines of metrics.jsonl", least=1)
     evaluate_every: int = setting(0, "steps between two evaluations; 0: at the end only", least=0)
-    checkpoint_every: int = setting(500, "steps between two checkpoints; 0: at the end only", least=0)
+    checkpoint_every: int = setting(
+        500, "steps between two checkpoints, beside those of the best scores; 0: at the end", least=0
+    )
     keep: int = setting(2, "newest checkpoints that are kept, beside the best one", least=1)
     patience: int = setting(0, "evaluations without a better score before stopping early; 0: never", least=0)
     bad_steps: str = setting("stop", "what to do when a loss or gradient is no number", choices=BAD_STEPS)
@@ -103,11 +105,6 @@ class Stage:
     @property
     def end(self) -> int:
         return self.begin + self.settings.steps
-
-    def first_checkpoints(self) -> set[int]:
-        """The steps of the run at which this stage saves first and second, where it has so many."""
-        steps, every = self.settings.steps, self.settings.checkpoint_every or self.settings.steps
-        return {self.begin + min(times * every, steps) for times in (1, 2)} if steps else set()
 
     def at(self, step: int) -> str:
         """A step of the run, in words; where the stage's own are counted from another one, that is said."""

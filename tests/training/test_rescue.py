@@ -25,7 +25,7 @@ from headway.training.checkpoint import Checkpoints, Snapshot, Writer
 from headway.training.engine import Outcome, Plain
 from headway.training.loop import Trainer
 from tests.training.faults import LOGGED, Spoilt
-from tests.training.test_checkpoint import Said
+from tests.training.test_checkpoint import Said, contents
 from tests.training.test_resume import StopAt, final_weights, same
 
 RARELY = [*LOGGED, "pretraining.training.checkpoint_every=0", "training.checkpoint_every=0"]
@@ -492,6 +492,29 @@ def test_a_checkpoint_that_cannot_be_read_stops_its_owner_and_is_not_thrown_away
             headway.train(run_file, tmp_path / "run", LOGGED, resume=True)
         assert any("cannot be read" in note for note in headway.load(tmp_path / "run").notes)
     assert Checkpoints(tmp_path / "run").steps() == steps
+    assert headway.train(run_file, tmp_path / "run", LOGGED, resume=True).state.step == 11
+
+
+@pytest.mark.parametrize("problem", [errno.EACCES, errno.ESTALE])
+def test_a_folder_of_checkpoints_that_cannot_be_looked_into_is_not_taken_for_empty(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], problem: int
+) -> None:
+    """The run would begin anew, and write over them."""
+    with pytest.raises(Interrupted):
+        headway.train(run_file, tmp_path / "run", LOGGED, watch=StopAt(8))
+    before, listdir = contents(tmp_path / "run"), os.listdir
+
+    def closed(path: Any = ".") -> list[str]:
+        if Path(path).name == "checkpoints":
+            raise OSError(problem, os.strerror(problem), str(path))
+        return listdir(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", closed)
+        for command in (["train", str(tmp_path / "run"), "--resume"], ["evaluate", str(tmp_path / "run")]):
+            assert run_command(command) == 2
+            assert f"checkpoints: cannot be read ({os.strerror(problem)}); its" in capsys.readouterr().err
+    assert contents(tmp_path / "run") == before
     assert headway.train(run_file, tmp_path / "run", LOGGED, resume=True).state.step == 11
 
 

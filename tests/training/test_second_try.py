@@ -16,7 +16,7 @@ from headway.errors import Interrupted, RunError
 from headway.files import append_line, read_json_lines
 from headway.tasks import QuestionAnswering
 from headway.training import loop
-from headway.training.checkpoint import Abandoned, Checkpoints, Snapshot
+from headway.training.checkpoint import Abandoned, Checkpoints, Snapshot, Writer
 from tests.training.faults import LOGGED
 from tests.training.test_checkpoint import Said
 from tests.training.test_rescue import EVERY, scored
@@ -119,6 +119,39 @@ def test_a_checkpoint_that_was_refused_once_is_written_after_all(
     assert same(final_weights(run.path), final_weights(whole.path))
 
 
+def test_the_last_checkpoint_is_tried_again_too(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it is refused when all steps are made."""
+    whole = headway.train(run_file, tmp_path / "whole", LOGGED)
+    plain, left = Checkpoints.write, [11]
+
+    def write(self: Checkpoints, snapshot: Snapshot, *given: Any) -> None:
+        if snapshot.step in left:
+            time.sleep(0.2)
+            left.remove(snapshot.step)
+            raise full()
+        plain(self, snapshot, *given)
+
+    monkeypatch.setattr(Checkpoints, "write", write)
+    with pytest.raises(OSError, match="No space left"):
+        headway.train(run_file, tmp_path / "run", LOGGED)
+    assert Checkpoints(tmp_path / "run").steps()[-1] == 11
+    assert same(final_weights(tmp_path / "run"), final_weights(whole.path))
+
+
+def test_what_was_written_is_not_written_again(run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor kept in memory."""
+    run = headway.train(run_file, tmp_path / "run", LOGGED)
+    written: list[int] = []
+    monkeypatch.setattr(Checkpoints, "write", lambda self, snapshot, *given: written.append(snapshot.step))
+    with Writer(run.checkpoints) as writer:
+        writer.save(run.model, None, run.state, keep=1)
+        writer.wait()
+        writer.again()
+        assert written == [11] and writer.unwritten is None
+
+
 def test_an_evaluation_that_is_made_again_chooses_the_same_best(
     run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,12 +187,15 @@ def test_checkpoints_on_a_disk_that_is_not_there_are_waited_for(run_file: Path, 
     assert steps(headway.train(run_file, tmp_path / "run", LOGGED, resume=True)) == list(range(1, 12))
 
 
-def test_the_record_of_a_run_without_its_checkpoints_is_kept(run_file: Path, tmp_path: Path) -> None:
-    expected = headway.train(run_file, tmp_path / "run", LOGGED)
+@pytest.mark.parametrize("every", [2, 0])
+def test_the_record_of_a_run_without_its_checkpoints_is_kept(run_file: Path, tmp_path: Path, every: int) -> None:
+    """Also where it had one only."""
+    sets = [*LOGGED, *(f"{stage}.checkpoint_every={every}" for stage in ("training", "pretraining.training"))]
+    expected = headway.train(run_file, tmp_path / "run", sets)
     record, weights = (expected.path / "metrics.jsonl").read_bytes(), final_weights(expected.path)
     shutil.rmtree(expected.path / "checkpoints")
     report = Said()
-    run = headway.train(run_file, tmp_path / "run", LOGGED, resume=True, report=report)
+    run = headway.train(run_file, tmp_path / "run", sets, resume=True, report=report)
     assert any(line.endswith(f"the record so far is in {run.path / 'metrics.jsonl.1'}") for line in report.lines)
     assert (run.path / "metrics.jsonl.1").read_bytes() == record
     assert steps(run) == list(range(1, 12)) and same(final_weights(run.path), weights)
@@ -169,7 +205,8 @@ def test_the_record_of_a_run_without_its_checkpoints_is_kept(run_file: Path, tmp
 def test_a_run_that_is_killed_before_its_first_checkpoint_is_on_the_disk_begins_anew(
     run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, second: int
 ) -> None:
-    """Training goes on while it is written, as far as to the second one: no record of that is left behind."""
+    """Training goes on while it is written, as far as to the second one: no record of that is left behind. The same
+    holds of a run that had lost its checkpoints before."""
     sets = [*LOGGED, f"pretraining.training.checkpoint_every={every}"]
     whole = headway.train(run_file, tmp_path / "whole", sets)
 

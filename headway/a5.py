@@ -40,7 +40,9 @@ from headway.files import (
     clear_temporaries,
     is_empty,
     is_full,
+    is_unread,
     probe,
+    to_nowhere,
     write_bytes,
     write_json,
     write_lines,
@@ -100,6 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         {"run": run_command, "dataset": dataset_command, "london_baseline": london_command}[options.command](options)
+        sys.stdout.flush()
     except UserError as error:
         print(f"headway.a5: {error}", file=sys.stderr)
         return 2
@@ -107,6 +110,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"headway.a5: {str(error) or 'interrupted'}; type the command again to go on", file=sys.stderr)
         return getattr(error, "code", 130)
     except OSError as error:
+        if is_unread(error):
+            to_nowhere(sys.stdout.fileno())
+            return 0
         if not is_full(error):
             raise
         print(f"headway.a5: {error.strerror}; make room and type the command again to go on", file=sys.stderr)

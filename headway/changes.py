@@ -36,7 +36,7 @@ HARMLESS = (
     "parallel",
 )
 SECTIONS = ("training", "pretraining.training")
-MEASURED = ("dev", "dev_target", "validation")  # of a task, what names files to measure on
+MEASURED = ("dev", "dev_target", "test", "test_target", "validation")  # of a task, what names files to measure on
 LEARNED = ("source", "target", "questions", "corpus")  # and files to learn from
 SAME_WEIGHTS = (  # of a model, what the shapes of its weights do not depend on
     "model.dropout",
@@ -195,6 +195,7 @@ def consequence(change: Change, settings: RunSettings, step: int, measured: Coll
             "what is held out now may have been learned, and scores so far were of other text",
         ),
         (place.endswith(".dev_tokens"), "every step stays exact, but scores so far were of other tokens"),
+        (place.endswith((".test", ".test_target")), "training does not read it, so every step stays exact"),
         (change.names_a_file, "resuming stays exact where the same stands in it"),  # which is looked at too
         (
             place in measured,
@@ -210,9 +211,10 @@ def steps_before(settings: RunSettings) -> int:
     return settings.pretraining.training.steps if settings.pretraining is not None else 0
 
 
-def missing_file(settings: Any) -> str | None:
-    """The key of a task's settings that names a file or folder which is not there."""
-    return next((key for key, path in paths_of(settings) if not glob.glob(path) and not os.path.exists(path)), None)
+def missing_file(settings: Any, error: Exception) -> str | None:
+    """The key of a task's settings that names what an error is about, and what is not there."""
+    named = ((key, path) for key, path in paths_of(settings) if path in str(error))
+    return next((key for key, path in named if not glob.glob(path) and not os.path.exists(path)), None)
 
 
 def paths_of(settings: Any) -> Iterator[tuple[str, str]]:

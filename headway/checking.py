@@ -13,7 +13,9 @@ from headway.text.readers import a_few, json_object, read_lines
 from headway.text.shards import Shards, has_shards
 
 
-def data_check_command(files: list[str], target: str | None, errors: str, strict: bool = False) -> None:
+def data_check_command(
+    files: list[str], target: str | None, errors: str, strict: bool = False, column: str | None = None
+) -> None:
     """Report every file, or one and its translation; then fail if one of them cannot be used."""
     if errors not in ("strict", "replace"):
         raise UserError(f"--errors {errors}: must be strict or replace")
@@ -25,7 +27,7 @@ def data_check_command(files: list[str], target: str | None, errors: str, strict
     broken = []
     for file in files:
         try:
-            print(f"{file}: {describe_file(file, errors, strict)}")
+            print(f"{file}: {describe_file(file, errors, strict, column)}")
         except DataError as error:
             broken.append(str(error))
             print(error, file=sys.stderr)
@@ -39,10 +41,13 @@ def say_aside(note: str) -> None:
     print(note, file=sys.stderr)
 
 
-def describe_file(file: str, errors: str, strict: bool = False) -> str:
-    """What kind of file it is and how much is in it."""
+def describe_file(file: str, errors: str, strict: bool = False, column: str | None = None) -> str:
+    """What kind of file it is and how much is in it; of a table, how much text is in a `column` that is named."""
     if has_shards(file):
         return describe_shards(file)
+    if column is not None:
+        documents = read_documents(file, column=column, errors=errors, say=say_aside)
+        return f"{counted(len(documents), 'row')} of column {column}, {describe_texts(documents)}"
     suffix = Path(file.removesuffix(".gz")).suffix
     names = column_names(file, suffix, errors)
     if {"source", "target"} <= names:

@@ -6,7 +6,6 @@ SIGTERM (training state saved).
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
@@ -22,7 +21,7 @@ from headway import __version__
 from headway.console import Lines, show_anything
 from headway.cores import share_cores
 from headway.errors import Interrupted, Quit, UserError, hear_no_more
-from headway.files import is_closed_terminal, is_full, to_nowhere
+from headway.files import is_full, is_unread, to_nowhere
 
 app = typer.Typer(
     help="Train small sequence models on your own text, look inside them, ask them questions.",
@@ -331,6 +330,10 @@ def data_check(
             metavar="FILE", help="Translations of the lines of FILE, line by line: both are checked together."
         ),
     ] = None,
+    column: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Of a table, the text: its name, or its number from 0."),
+    ] = None,
     errors: Annotated[str, typer.Option(help="strict, or replace for bytes that are not UTF-8.")] = "strict",
     strict: Strict = False,
 ) -> None:
@@ -338,7 +341,7 @@ def data_check(
     with loading():
         from headway.checking import data_check_command
 
-    data_check_command(files, target, errors, strict)
+    data_check_command(files, target, errors, strict, column)
 
 
 @data_app.command("prepare")
@@ -421,17 +424,11 @@ def run_command(arguments: list[str]) -> int:
             way = "make room and go on with --resume: what was saved before is whole"
             words = f"{error.filename}: {error.strerror}; {way}" if error.filename else f"the output: {error.strerror}"
             code = fail(words, 2)
+        elif isinstance(error, PermissionError) and error.filename:
+            code = fail(f"{error.filename}: {error.strerror}; check its owner and mode, and its folder's (ls -ld)", 2)
         else:
             raise
     return code
-
-
-def is_unread(error: Exception) -> bool:
-    """Whether nobody is there any more to read what is printed: a program that has seen enough, a closed terminal. A
-    disk that fails has the same error as the latter."""
-    if isinstance(error, OSError) and error.errno == errno.EIO and error.filename is None:
-        return is_closed_terminal(sys.stdout.fileno())
-    return isinstance(error, BrokenPipeError)
 
 
 def wrong_arguments(error: Exception) -> int:

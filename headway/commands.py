@@ -197,11 +197,11 @@ def holds_scores(path: Path) -> bool:
 
 def conditions(run: Run, split: str, target: str | None = None, beam: int | None = None) -> dict[str, Any]:
     """What the scores of a run depend on besides its weights: the sentences and, where it translates, the search."""
+    given = {"split": split, **({"set": run.overrides} if run.overrides else {})}
     if not isinstance(run.task, SequenceToSequence):
-        return {"split": split}
+        return given
     settings = run.task.settings
-    return {
-        "split": split,
+    return given | {
         "files": [name for name in settings.files(split, target) if name is not None],
         "beam": settings.beam if beam is None else beam,
         "length_penalty": settings.length_penalty,

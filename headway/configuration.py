@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import SettingsError, UserError, nearest
-from headway.finding import found, not_a_run, put_back
+from headway.finding import COPY, found, not_a_run, put_back
 from headway.models import MODELS
 from headway.settings import override, read, read_kind, read_toml, setting, to_table, to_toml, toml_value
 from headway.tasks import TASKS
@@ -95,15 +95,22 @@ class RunSettings:
         return to_toml(self.tables()).lstrip()
 
 
+def assignments(overrides: Iterable[str]) -> list[str]:
+    """What --set gives; a single assignment may stand alone."""
+    return [overrides] if isinstance(overrides, str) else list(overrides)
+
+
 def load_settings(source: str | Path | dict[str, Any], overrides: Iterable[str] = ()) -> RunSettings:
     """Settings from a recipe's name, a run file, a run directory, or tables; every problem is reported at once."""
     if isinstance(source, dict):
-        tables, base, name, shown = copy.deepcopy(source), Path.cwd(), "run", "settings"
+        tables, base, name, shown, way = copy.deepcopy(source), Path.cwd(), "run", "settings", ""
     else:
         path = find(source)
-        tables, base, name, shown = read_tables(path), path.parent, name_of(path), str(source)
-    overrides = [overrides] if isinstance(overrides, str) else list(overrides)
-    shown += " with --set" if overrides else ""
+        tables, base, name, way = read_tables(path), path.parent, name_of(path), way_back(path)
+        shown = str(path if path.name == "run.toml" else source)
+    overrides = assignments(overrides)
+    if overrides:
+        shown, way = f"{shown} with --set", ""
     problems: list[str] = []
     typed: set[str] = set()  # the keys that --set gave
     for assignment in overrides:
@@ -132,7 +139,7 @@ def load_settings(source: str | Path | dict[str, Any], overrides: Iterable[str] 
     if settings.pretraining is not None and settings.pretraining.training is not None:
         problems += idle_settings(settings.pretraining.training)
     if problems:
-        raise SettingsError(problems, shown)
+        raise SettingsError([*problems[:-1], f"{problems[-1]}{way}"], shown)
     for place, task in settings.tasks():
         make_absolute(task, place, base, typed)
     return settings
@@ -214,6 +221,9 @@ def read_streams(tables: Any, problems: list[str]) -> dict[str, SideSettings]:
         if name in ("training", "pretraining"):
             problems.append(f"[{place}]: '{name}' is the name of a stage in the record; choose another")
         own = {key: value for key, value in table.items() if key != "task"}
+        if "task" not in table and "did you mean" in (near := nearest(name, tables.keys() - {name})):
+            problems.append(f"[{place}]: has no task{near}")
+            continue
         task = read_kind(TASKS, "name", None, table.get("task", {}), f"{place}.task", problems)
         stream = read(StreamSettings, own, place, problems)
         streams[name] = SideSettings(task, stream)
@@ -256,9 +266,15 @@ def read_tables(run_file: Path) -> dict[str, Any]:
             return tables
         raise SettingsError(["there is nothing in it"], str(run_file))
     except SettingsError as error:
-        command = put_back(run_file.parent) if run_file.name == "run.toml" else ""
-        way = f"; get it back as the run last took it with {command}" if command else ""
-        raise SettingsError([f"{problem}{way}" for problem in error.problems], str(run_file)) from None
+        raise SettingsError([f"{problem}{way_back(run_file)}" for problem in error.problems], str(run_file)) from None
+
+
+def way_back(run_file: Path) -> str:
+    """The way out where the run file of a run was changed by hand."""
+    copied = run_file.with_name(COPY)
+    if run_file.name != "run.toml" or not copied.is_file() or copied.read_bytes() == run_file.read_bytes():
+        return ""
+    return f"; get it back as the run last took it with {put_back(run_file.parent)}"
 
 
 def recipe_names() -> list[str]:

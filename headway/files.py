@@ -61,6 +61,14 @@ def is_closed_terminal(handle: int) -> bool:
     return stat.S_ISCHR(found.st_mode) and not os.isatty(handle) and found.st_rdev != os.stat(os.devnull).st_rdev
 
 
+def is_unread(error: Exception) -> bool:
+    """Whether nobody is there any more to read what is printed: a program that has seen enough, a closed terminal. A
+    disk that fails has the same error as the latter."""
+    if isinstance(error, OSError) and error.errno == errno.EIO and error.filename is None:
+        return is_closed_terminal(sys.stdout.fileno())
+    return isinstance(error, BrokenPipeError)
+
+
 def to_nowhere(handle: int) -> None:
     """What is written to an open file from here on goes nowhere."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

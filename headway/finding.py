@@ -20,6 +20,8 @@ def not_a_run(path: Path) -> RunError:
         more = " …" if len(inside) > SHOWN else ""
         way = f"runs in it: {', '.join(inside[:SHOWN])}{more}" if inside else "train one with: headway train …"
         return RunError(f"{path}: not a run directory (no run.toml in it); {way}")
+    if (own := Path("runs") / path) != path and (own / "run.toml").is_file():
+        return RunError(f"{path}: no such directory; did you mean '{own}'?")
     around = [str(path.parent / name) for name in found(path.parent, "*/run.toml")]
     what = "is a file" if path.exists() else "no such directory"
     way = nearest(str(path), around) or "; name a run directory, or train one with: headway train …"

@@ -194,7 +194,8 @@ def claim(directory: Path, name: str, report: Reporter) -> Path:
     directory = claimed(directory, name)
     if directory.name != name:
         there = directory.with_name(name)
-        report.say(f"{there} is there already ({way_to_resume(there)} continues it); this is {directory}")
+        way = f" ({way_to_resume(there)} continues it)" if (there / "run.toml").is_file() else ""
+        report.say(f"{there} is there already{way}; this is {directory}")
     return directory
 
 
@@ -250,20 +251,18 @@ def load_data(stage: Stage, report: Reporter, directory: Path) -> Data:
                 task.load()
         except (DataError, TextError) as error:
             changed = ", ".join(changed_since(directory, data[name]))
-            way = f"; {changed} has changed since the run read it" if changed else moved(directory, name, task.settings)
+            if changed:
+                way = f"; {changed} has changed since the run read it"
+            elif (key := missing_file(task.settings, error)) and (directory / "run.toml").is_file():
+                way = f"; where it has moved, name the new place with --set {name}.{key}=NEW --accept-changes"
+            else:
+                way = ""
             raise type(error)(f"{error}{way}") from None
         for note in task.notes:
             report.say(note)
         for file in learned_too(task.settings, data[name]):
             report.say(f"{file}: is learned from as well, so scores on it say nothing of what the run has not seen")
     return data
-
-
-def moved(directory: Path, place: str, settings: Any) -> str:
-    """The way out where a run that goes on does not find a file of its data any more."""
-    if not (directory / "run.toml").is_file() or not (key := missing_file(settings)):
-        return ""
-    return f"; where it has moved, name the new place with --set {place}.{key}=NEW --accept-changes"
 
 
 def require_alike(ranks: Ranks, settings: RunSettings, tokenizer: Tokenizer, data: Data) -> None:
@@ -374,9 +373,11 @@ def build_stages(settings: RunSettings, tokenizer: Tokenizer) -> list[Stage]:
 def check_directory(directory: Path, settings: RunSettings, asked: Asked) -> list[Change]:
     """A new run needs a new or empty directory, if one is named; returns what is to change in one that is resumed."""
     resume, accept_changes, back_to = asked.resume, asked.accept_changes, asked.back_to
-    run_file = directory / "run.toml"
+    run_file, checkpoints = directory / "run.toml", Checkpoints(directory)
+    if resume:
+        checkpoints.require_folder()
     if resume and back_to is not None and run_file.is_file():
-        Checkpoints(directory).require(back_to)
+        checkpoints.require(back_to)
     if resume and run_file.is_file():
         return check_changes(directory, settings, accept_changes, back_to)
     if back_to is not None:

@@ -65,12 +65,12 @@ def claimed(directory: Path, name: str) -> Path:
     while True:
         try:
             directory.mkdir(parents=True)
-        except FileExistsError:
-            directory = free_directory(name)
-        except OSError:  # which whoever makes it will tell
-            return directory
-        else:
-            return directory
+        except OSError:
+            if os.path.lexists(directory):
+                directory = free_directory(name)
+                continue
+            # something else is wrong, which whoever makes it will tell
+        return directory
 
 
 def make_directory(directory: Path) -> Ownership:

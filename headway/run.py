@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.changes import changed_since, missing_file
-from headway.configuration import load_settings
+from headway.configuration import assignments, load_settings, way_back
 from headway.errors import DataError, RunError, TextError, UserError
 from headway.files import read_json_lines
 from headway.finding import not_a_run
@@ -35,13 +35,13 @@ class Run:
     """A trained model with its tokenizer, its task and its record."""
 
     def __init__(self, path: str | Path, device: str = "auto", overrides: Iterable[str] = ()) -> None:
-        self.path, overrides = Path(path), list(overrides)
+        self.path, self.overrides = Path(path), assignments(overrides)
         if not (self.path / "run.toml").is_file():
             raise not_a_run(self.path)
         self.device, _ = devices.choose_device(device)
-        if others := [each for each in overrides if not each.strip().startswith("task.")]:
+        if others := [each for each in self.overrides if not each.strip().startswith("task.")]:
             raise UserError(f"--set {others[0]}: a run that is there is opened with other settings of [task] alone")
-        self.settings = load_settings(self.path / "run.toml", overrides)
+        self.settings = load_settings(self.path / "run.toml", self.overrides)
         self.checkpoints = Checkpoints(self.path)
         self.notes: list[str] = []  # checkpoints that were passed over, and why
         self.state = State()  # where training stands
@@ -92,6 +92,8 @@ class Run:
                 return model.to(self.device).eval()
             except FileNotFoundError:  # it was let go since
                 self.look()
+            except RunError as error:
+                raise RunError(f"{error}{way_back(self.path / 'run.toml')}") from None
 
     @property
     def metrics(self) -> list[Record]:
@@ -126,15 +128,27 @@ class Run:
             try:
                 result = self.task.evaluate(self.model, split, among, **options)
             except (DataError, TextError) as error:
-                key = missing_file(self.task.settings)
+                key = missing_file(self.task.settings, error)
                 way = f"; where the run's own data have moved, add --set task.{key}=NEW" if key else ""
                 raise type(error)(f"{error}{way}") from None
         notes = [
             f"{file}: has changed since the run read it; what is held out of it now may have been learned"
             for file in changed_since(self.path, read)
         ]
-        self.task.notes += [note for note in notes if note not in self.task.notes]
+        notes += self.learned_meanwhile()
+        for note in notes:
+            self.task.note(note)
         return result
+
+    def learned_meanwhile(self) -> list[str]:
+        """What there is to say where other settings hold out text that the run has learned from."""
+        own = load_settings(self.path / "run.toml").task if self.overrides else self.settings.task
+        learned, held = (getattr(task, "holdout", 0) for task in (own, self.settings.task))
+        return (
+            [f"task.holdout: {held:g} here, {learned:g} in training: what lies between was learned"]
+            if held > learned
+            else []
+        )
 
     def answer(self, questions: str | Sequence[str], alternatives: int = 3) -> list[Answer]:
         """Answers with their probabilities, for a run that answers questions."""

@@ -113,6 +113,8 @@ def check(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> tuple[st
         if fits:
             return limits(converted, metadata), converted
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text in quotes"}
+    if metadata and metadata["path"] and isinstance(value, list):
+        return "must be one text in quotes; a folder, or a pattern, stands for several files", None
     wanted = " or ".join(names.get(kind, "a list of texts") for kind in kinds if kind is not type(None))
     return f"must be {wanted}", None
 
@@ -164,17 +166,24 @@ def text_problem(text: str, path: bool) -> str | None:
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file, or a `SettingsError` that names file, line and column."""
     try:
-        return tomllib.loads(path.read_text("utf-8-sig"))
+        text = path.read_text("utf-8-sig")
+        return tomllib.loads(text)
     except UnicodeDecodeError as error:
         raise SettingsError([f"not UTF-8 at byte {error.start + 1}; re-save it as UTF-8"], str(path)) from None
     except ValueError as error:  # not TOML, or a number of thousands of digits
-        raise SettingsError([f"not TOML: {error}; a run file holds key = value under [section]"], str(path)) from None
+        line = re.search(r"at line (\d+)", str(error))
+        there = f": {text.splitlines()[int(line[1]) - 1].strip()}" if line else ""
+        ways = 'a run file holds key = value under [section], and texts stand in quotes, as in name = "words"'
+        raise SettingsError([f"not TOML: {error}{there}; {ways}"], str(path)) from None
     except OSError as error:
         raise SettingsError([f"cannot be read: {error.strerror}"], str(path)) from None
 
 
 def override(tables: dict[str, Any], assignment: str) -> str:
-    """Put one `a.b=c` into `tables` and return `a.b`; c is read as TOML, and as plain text where it is not TOML."""
+    """Put one `a.b=c` into `tables` and return `a.b`; c is read as TOML, and as plain text where it is not TOML.
+
+    `a.b=` takes what stands there away.
+    """
     key, equals, text = assignment.partition("=")
     parts = parts_of_key(key)
     if not equals or len(parts) < 2:
@@ -187,7 +196,9 @@ def override(tables: dict[str, Any], assignment: str) -> str:
         if not isinstance(table, dict):
             raise SettingsError([f"--set {assignment!r}: '{part}' is a value, not a section"])
     value, before = toml_or_text(text), table.get(parts[-1])
-    if isinstance(before, dict) and isinstance(value, str):  # the name of a kind, whose settings were given first
+    if not text.strip():
+        table.pop(parts[-1], None)
+    elif isinstance(before, dict) and isinstance(value, str):  # the name of a kind, whose settings were given first
         before["kind"] = value
     else:
         table[parts[-1]] = value

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from headway.console import clock, describe, is_dumb, numbers, program, scores
@@ -295,12 +296,13 @@ def facts(run: Watched, brief: bool) -> Iterator[Span]:
     step, value = run.state.get("best_step"), run.state.get("best_value")
     metric = run.metric()
     if type(step) is int and isinstance(value, int | float) and metric:
-        yield f"best dev {score(metric, value)} at step {step:,}", ""
+        of = " of the run" if run.stage is not None and run.stage.begin else ""
+        yield f"best dev {score(metric, value)} at step {step:,}{of}", ""
     if type(run.state.get("step")) is int and not brief:
         age = f" {clock(max(0.0, now - run.saved))} ago" if status == "running" else ""
         yield f"last checkpoint: step {run.state['step']:,}{age}", ""
     if status in ("stopped", "dead") and not brief:
-        yield f"go on with: {program()} train {run.path} --resume", ""
+        yield f"go on with: {program()} train {quote(str(run.path))} --resume", ""
 
 
 def progress(run: Watched, last: Entry) -> str:

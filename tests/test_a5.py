@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -407,3 +409,19 @@ def test_the_file_to_evaluate_may_have_any_name(people: Path, monkeypatch, capsy
     ]
     assert a5.main([*asking, "--eval_corpus_path", "dev"]) == 0
     assert "out of 1.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["dataset charcorruption", "london_baseline"])
+def test_a_reader_that_has_seen_enough_is_no_error(real_data: Path, command: str) -> None:
+    """As `| head -1` is; here nobody reads at all."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as unread:
+        done = subprocess.run(
+            [sys.executable, "-m", "headway.a5", *command.split()],
+            stdout=unread,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"HEADWAY_DATA": str(real_data)},
+            check=False,
+        )
+    assert done.returncode == 0 and b"Traceback" not in done.stderr and b"Broken" not in done.stderr

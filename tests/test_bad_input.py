@@ -137,7 +137,7 @@ def test_a_corpus_shorter_than_a_row_is_refused(tmp_path: Path, capsys: Captured
     (tmp_path / "mine.toml").write_text('[task]\nname = "language_modelling"\ncorpus = "notes.txt"\n')
     command = ("train", tmp_path / "mine.toml", "--out", tmp_path / "run")
     shown = refused(capsys, *command)
-    assert "notes.txt: 9 tokens to train on, which is less than a row of model.block = 128; give a longer text" in shown
+    assert "notes.txt: 9 tokens to train on, and a row of model.block = 128 takes 129; give a longer text" in shown
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.toml", "notes.txt"]
 
 

@@ -542,3 +542,71 @@ def test_a_run_that_is_measured_on_what_it_learns_is_told_so(run_file: Path, tmp
     report = Said()
     headway.train(run_file, tmp_path / "other", report=report)
     assert not any("learned from as well" in line for line in report.lines)
+
+
+def test_a_file_that_is_only_scored_may_be_elsewhere(stopped: Path, run_file: Path, capsys: Captured) -> None:
+    """Training does not read it, so a run that goes on stays exact, and one that is done takes it."""
+    expected = final_weights(headway.train(run_file, run_file.parent / "whole", LOGGED).path)
+    tests = shutil.copy(run_file.parent / "dev.tsv", run_file.parent / "tests.tsv")
+    command = ["train", str(stopped), "--resume", "--set", f"task.test={tests}"]
+    assert run_command(command) == 2
+    assert "training does not read it, so every step stays exact" in capsys.readouterr().err
+    assert run_command([*command, "--accept-changes"]) == 0
+    assert same(final_weights(stopped), expected)
+    moved = Path(tests).rename(run_file.parent / "moved.tsv")
+    command = ["train", str(stopped), "--resume", "--accept-changes", "--set", f"task.test={moved}"]
+    assert run_command(command) == 0
+    assert "it keeps the settings" not in capsys.readouterr().err
+    assert headway.load(stopped).evaluate("test")["questions"] == 4
+
+
+def test_without_a_record_of_its_data_a_run_that_is_done_takes_no_others(run_file: Path, tmp_path: Path) -> None:
+    run = headway.train(run_file, tmp_path / "run")
+    (run.path / "data.json").unlink()
+    moved = shutil.copy(run_file.parent / "dev.tsv", run_file.parent / "moved.tsv")
+    report = Said()
+    headway.train(run.path, run.path, [f"task.dev={moved}"], resume=True, accept_changes=True, report=report)
+    assert any("it keeps the settings and data that it was trained with" in line for line in report.lines)
+
+
+@pytest.mark.parametrize("before, after", [(2, 0), (0, 2)])
+def test_when_a_run_is_scored_matters_with_patience_before_or_after(
+    run_file: Path, tmp_path: Path, before: int, after: int
+) -> None:
+    sets = [*LOGGED, "training.evaluate_every=2"]
+    with pytest.raises(Interrupted):
+        headway.train(run_file, tmp_path / "run", [*sets, f"training.patience={before}"], watch=StopAt(7))
+    with pytest.raises(RunError, match=r"evaluate_every: 2 there, 1 now; every step stays exact, but with .*patience"):
+        headway.train(
+            run_file,
+            tmp_path / "run",
+            [*sets, f"training.patience={after}", "training.evaluate_every=1"],
+            resume=True,
+        )
+
+
+def test_moved_data_are_asked_for_by_the_file_that_is_missing(run_file: Path, tmp_path: Path, capsys: Captured) -> None:
+    """And by no other, and not where something else is wrong."""
+    run = headway.train(run_file, tmp_path / "run")
+    for name in ("train.tsv", "dev.tsv", "wiki.txt"):
+        (run_file.parent / name).rename(run_file.parent / f"moved-{name}")
+    assert run_command(["evaluate", str(run.path)]) == 2
+    assert "dev.tsv: no such file; did you mean" in (shown := capsys.readouterr().err)
+    assert "add --set task.dev=NEW" in shown
+    dev = run_file.parent / "moved-dev.tsv"
+    assert run_command(["evaluate", str(run.path), "--set", f"task.dev={dev}"]) == 0
+    (run_file.parent / "odd.tsv").write_text("Where was Ødegård born?\tOslo\n")
+    for split in (run_file.parent / "odd.tsv", run_file.parent / "od.tsv"):
+        capsys.readouterr()
+        assert run_command(["evaluate", str(run.path), "--split", str(split)]) == 2
+        assert "have moved" not in capsys.readouterr().err
+
+
+def test_checkpoints_that_are_elsewhere_are_waited_for_whatever_else_is_missing(stopped: Path) -> None:
+    (stopped / "checkpoints").rename(stopped.parent / "disk")
+    (stopped / "checkpoints").symlink_to("not mounted")
+    (stopped / "tokenizer.json").unlink()
+    for back_to in (None, 8):
+        with pytest.raises(RunError, match="checkpoints, a link to not mounted, is no folder; nothing was changed"):
+            headway.train(stopped, resume=True, back_to=back_to)
+    assert not (stopped / "tokenizer.json").exists()

@@ -25,13 +25,15 @@ from rich.console import Console
 
 import headway
 from headway import making
-from headway.cli import is_unread, loading, run_command
+from headway.cli import loading, run_command
 from headway.console import Terminal
 from headway.data import DATA_SETS, DataFile, DataSet
 from headway.errors import Interrupted, UserError
+from headway.files import is_unread
 from headway.tasks import QuestionAnswering
 from headway.text.preparation import prepare
 from headway.training.loop import Trainer
+from tests.training.test_checkpoint import Said
 from tests.training.test_resume import StopAt
 
 COMMANDS = ["", "demo", "train", "evaluate", "predict", "compare", "inspect", "lab", "watch", "scale"]
@@ -254,6 +256,24 @@ def test_runs_that_begin_in_the_same_moment_have_a_directory_each(
     assert others[1].path == Path("runs/tiny") and others[1].state.done
 
 
+def test_runs_that_lie_on_a_disk_that_is_not_there_are_refused(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(run_file.parent)
+    Path("runs").symlink_to("not-mounted")
+    assert run_command(["train", "tiny.toml"]) == 2
+    assert "headway: runs/tiny: cannot be made (File exists); choose another with --out" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_run_is_not_one_to_go_on_with(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was killed before anything was written has left it."""
+    monkeypatch.chdir(run_file.parent)
+    Path("runs/tiny").mkdir(parents=True)
+    report = Said()
+    assert headway.train("tiny.toml", report=report).path == Path("runs/tiny-2")
+    assert "runs/tiny is there already; this is runs/tiny-2" in report.lines
+
+
 def test_a_folder_in_place_of_a_file_of_the_run_is_named(run_file: Path) -> None:
     run = headway.train(run_file, run_file.parent / "run")
     (run.path / "tokenizer.json").unlink()
@@ -361,6 +381,17 @@ def test_what_somebody_elses_file_says_is_not_ours_to_mend(run_file: Path, tmp_p
         headway.train(run_file, tmp_path / "run", watch=watch)
 
 
+def test_what_the_system_does_not_permit_is_no_fault(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def refused(*given: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "closed/notes.txt")
+
+    monkeypatch.setattr("headway.making.refuse_pipes", refused)
+    assert run_command(["train", str(run_file)]) == 2
+    assert "closed/notes.txt: Permission denied; check its owner and mode" in capsys.readouterr().err
+
+
 def test_the_way_to_go_on_can_be_pasted(run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.chdir(run_file.parent)
     with monkeypatch.context() as patch:
@@ -455,6 +486,25 @@ def test_evaluate_scores_a_split_and_writes_predictions(answers: Path, capsys: C
     shown = capsys.readouterr().out
     assert re.match(rf"{answers}: dev: accuracy \d+.\d% \(\d of 4\)\n", shown)
     assert len((answers / "predictions" / "dev.txt").read_text().splitlines()) == 4
+
+
+def test_scores_under_other_settings_say_so(answers: Path, capsys: Captured) -> None:
+    whole = headway.load(answers).evaluate("dev")
+    few = answers.parent / "few.tsv"
+    few.write_text("".join((answers.parent / "dev.tsv").read_text().splitlines(keepends=True)[:2]))
+    setting = f"task.dev={few}"
+    assert headway.load(answers, overrides=setting).evaluate("dev")["questions"] == 2 != whole["questions"]
+    assert run_command(["evaluate", str(answers), "--set", setting, "--out", str(answers.parent / "few.txt")]) == 0
+    assert json.loads((answers.parent / "few.json").read_text())["set"] == [setting]
+    assert run_command(["evaluate", str(answers)]) == 0
+    assert "set" not in json.loads((answers / "predictions" / "dev.json").read_text())
+
+
+def test_what_is_held_out_later_was_learned(text: Path, capsys: Captured) -> None:
+    for share, told in (("0.5", True), ("0.01", False)):
+        assert run_command(["evaluate", str(text), "--set", f"task.holdout={share}"]) == 0
+        said = f"task.holdout: {share} here, 0.1 in training: what lies between was learned"
+        assert (said in capsys.readouterr().err) == told
 
 
 @pytest.mark.parametrize("with_answers", [True, False])

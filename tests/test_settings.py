@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 import headway
 from headway.configuration import load_settings
-from headway.errors import DataError, Interrupted, SettingsError, UserError
+from headway.errors import DataError, Interrupted, RunError, SettingsError, UserError
 from headway.models import MODELS
 from headway.settings import REQUIRED, override, to_toml, toml_value
 from headway.tasks import TASKS
+from headway.training.stage import TrainingSettings
 from tests.training.test_resume import StopAt
 
 TASK = {"name": "language_modelling", "corpus": "notes.txt"}
@@ -93,7 +94,7 @@ def test_all_problems_are_reported_at_once() -> None:
         ("a.b=two words", "two words"),
         ("a.b=. ", ". "),  # a trailing space may be what is meant
         ("a.b=x=y", "x=y"),
-        ("a.b=", ""),
+        ('a.b=""', ""),
         ('a.b="3"', "3"),
         ("a.b=/tmp/my notes #2.txt", "/tmp/my notes #2.txt"),
         ("a.b=C:\\new\\table.txt", "C:\\new\\table.txt"),
@@ -338,3 +339,51 @@ def test_a_stream_has_a_length_of_its_own_that_the_model_must_hold(run_file: Pat
     ]
     with pytest.raises(DataError, match=r"a row of streams.more.length = 5 holds 6; .* raise streams.more.length"):
         headway.train(run_file, tmp_path / "run", [*stream, "streams.more.length=5"])
+
+
+def test_a_key_is_taken_away_by_setting_it_to_nothing(run_file: Path) -> None:
+    assert load_settings(run_file).task.dev is not None
+    settings = load_settings(run_file, ["task.dev=", "task.test=", "training.steps= ", "tokenizer.size="])
+    assert settings.task.dev is None and settings.training.steps == TrainingSettings().steps
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[task]\nname = language_modelling\n", "(at line 2, column 8): name = language_modelling; a run file holds"),
+        ("[task]\nname = 'x'\n[task]\n", "line 3"),
+    ],
+)
+def test_a_line_that_is_no_toml_is_shown(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(SettingsError, match=re.escape(told)):
+        load_settings(tmp_path / "run.toml")
+
+
+def test_several_files_are_no_value(run_file: Path) -> None:
+    with pytest.raises(SettingsError, match="one text in quotes; a folder, or a pattern, stands for several files"):
+        load_settings(run_file, ['task.corpus=["a.txt", "b.txt"]'])
+
+
+def test_a_stream_that_was_meant_to_be_another_is_told(run_file: Path) -> None:
+    run_file.write_text(
+        run_file.read_text() + '[streams.reading.task]\nname = "span_corruption"\ncorpus = "wiki.txt"\n'
+    )
+    with pytest.raises(SettingsError, match=r"\[streams.readin\]: has no task; did you mean 'reading'\?"):
+        load_settings(run_file, ["streams.readin.rows=4"])
+
+
+def test_a_run_file_that_was_spoilt_by_hand_can_be_had_back(run_file: Path, tmp_path: Path) -> None:
+    """Whether it says what no run can have, or what this one has not."""
+    run = headway.train(run_file, tmp_path / "run", ["pretraining.training.steps=1", "training.steps=1"])
+    file, way = run.path / "run.toml", f"get it back as the run last took it with cp {run.path / '.run.toml'}"
+    text = file.read_text()
+    file.write_text(text.replace("learning_rate", "learnin_rate"))
+    with pytest.raises(SettingsError, match=f"(?s){file}: .*learnin_rate.*did you mean.*{way}") as caught:
+        headway.train(run.path, resume=True)
+    assert str(caught.value).count(way) == 1
+    file.write_text(text.replace("width = 16", "width = 32"))
+    with pytest.raises(RunError, match=f"(?s)these weights are of another model.*{way}"):
+        headway.load(run.path).evaluate()
+    file.write_text(text)
+    headway.load(run.path).evaluate()

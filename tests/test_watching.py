@@ -197,6 +197,8 @@ def test_the_lock_says_whether_a_run_is_alive() -> None:
         assert f"running (process {os.getpid()} on " in words(run)
     assert Watched(run).status == "stopped"
     assert f"go on with: headway train {run} --resume" in words(run)
+    assert "headway train 'my run' --resume" in words(run.rename("my run"))
+    Path("my run").rename(run)
     save(run, {"step": 10, "done": True})
     assert Watched(run).status == "finished"
     assert "go on" not in words(run)
@@ -615,7 +617,7 @@ def test_the_picture_of_a_real_run(run_file: Path, capsys: Captured) -> None:
     assert run_command(["watch", str(run.relative_to(Path.cwd()))]) == 0
     text = capsys.readouterr().out
     assert "finished  training: step 5 of 5 (100%)  trained 0:0" in text
-    assert re.search(r"best dev accuracy \d+.\d% at step 11 +last checkpoint: step 11", " ".join(text.split("\n")))
+    assert re.search(r"best dev accuracy \d+.\d% at step 11 of the run +last checkpoint: step 11", " ".join(text.split("\n")))
     assert "* pretraining  + training" in text
     for title in ("dev accuracy", "gradient norm", "tokens a second", "learning rate"):
         assert title in text

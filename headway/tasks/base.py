@@ -120,6 +120,11 @@ class Task(ABC):
         self.block = block
         self.notes: list[str] = []  # what should be known of the data, once it is loaded
 
+    def note(self, text: str) -> None:
+        """Something that should be known of the data; it is said once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
     @property
     def width(self) -> int:
         """The most inputs that a row has; known once the task is loaded."""

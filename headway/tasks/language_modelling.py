@@ -64,8 +64,8 @@ class LanguageModelling(Task):
         if len(self.train) <= self.block:
             way = f", or set {self.limit} below {len(self.train)}" if len(self.train) > 2 else ""
             raise DataError(
-                f"{self.settings.corpus}: {counted(len(self.train), 'token')} to train on, which is less than a row of "
-                f"{self.limit} = {self.block}; give a longer text{way}"
+                f"{self.settings.corpus}: {counted(len(self.train), 'token')} to train on, and a row of "
+                f"{self.limit} = {self.block} takes {self.block + 1}; give a longer text{way}"
             )
         self.examples = -(-(len(self.train) - 1) // self.block)
         if len(self.validation) < 2:

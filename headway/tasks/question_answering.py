@@ -27,6 +27,7 @@ from headway.ranks import ALONE, Ranks
 from headway.settings import REQUIRED, setting
 from headway.tasks.base import Batch, Task
 from headway.text import Notes, Pair, Tokenizer, read_documents, read_pairs
+from headway.text.plain import counted
 
 SPLITS = ("train", "dev", "test")
 
@@ -85,7 +86,13 @@ class QuestionAnswering(Task):
         self.lengths = torch.tensor([len(row) for row, _ in rows])
         self.marks = torch.tensor([mark for _, mark in rows])  # where the first mark stands
         self.examples = len(rows)
+        self.note_long("train", pairs)
         self.check("dev", self.pairs("dev"))
+        if not self.pairs("dev"):
+            self.note(
+                f"{self.settings.questions}: no question is held out (task.dev, task.holdout), so no score, best "
+                "checkpoint or early stopping"
+            )
 
     @property
     def width(self) -> int:
@@ -120,6 +127,24 @@ class QuestionAnswering(Task):
                 check_prompts([self.prompt(pair.source)], self.block)
             except TextError as error:
                 raise DataError(f"{self.path_of(split)}:{pair.line}: {error}: {pair.source!r}") from None
+        self.note_long(split, pairs)
+
+    def note_long(self, split: str, pairs: Sequence[Pair]) -> None:
+        """Say how many answers are longer than any that is written."""
+        most = self.settings.longest_answer
+        long = sum(self.length(pair.target) > most for pair in pairs if pair.target is not None)
+        if long:
+            self.note(
+                f"{self.path_of(split)}: {long:,} of {counted(len(pairs), 'answer')} of more than {most} tokens, after "
+                "which the model is cut off: never right (task.longest_answer)"
+            )
+
+    def length(self, answer: str) -> int:
+        """How many tokens an answer has; none where the tokenizer cannot spell it."""
+        try:
+            return len(self.tokenizer.encode_alone(answer))
+        except TextError:
+            return 0
 
     def prompt(self, question: str) -> list[int]:
         if not question.strip():
@@ -147,15 +172,15 @@ class QuestionAnswering(Task):
             if settings.dev is None:
                 yield "dev", pairs[cut:]
         elif split == "dev" and settings.dev:
-            yield split, settings.read(settings.dev, answers=True)
+            yield split, settings.read(settings.dev, answers=True, say=self.note)
         elif split == "test":
             if settings.test is None:
                 raise UserError("this run has no test split (task.test); name a file instead")
-            yield split, settings.read(settings.test)
+            yield split, settings.read(settings.test, say=self.note)
         elif not resolve(split).is_file() and "." not in split and "/" not in split:
             raise UserError(f"'{split}' is neither a split nor a file{nearest(split, SPLITS)}")
         else:
-            yield split, settings.read(split)
+            yield split, settings.read(split, say=self.note)
 
     def evaluate(
         self, model: CausalModel, split: str = "dev", among: Ranks = ALONE, progress: Progress = untold

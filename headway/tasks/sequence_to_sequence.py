@@ -86,7 +86,10 @@ class SequenceToSequenceSettings:
         if self.source_column is not None and f"{self.source_column}" == f"{self.target_column}":
             yield "target_column", f"{self.target_column!r} is the source's column too; name the other side's"
         if self.source_column is not None and self.target:
-            yield "target", "columns are of one table, and this is a second file; leave one of the two out"
+            yield (
+                "target",
+                "columns are of one table, and this is a second file; leave one of the two out (--set task.target=)",
+            )
         if self.holdout + self.test_holdout >= 1:
             yield "holdout", f"holdout and test_holdout ({self.test_holdout:g}) leave nothing to learn from"
 
@@ -272,8 +275,8 @@ class SequenceToSequence(Task):
         )
         for count, (side, most, words) in zip(counts.tolist(), sides, strict=True):
             note = f"{split}: {count:,} of {pairs:,} {side} have more than {most} tokens (model.block): {words}"
-            if count and note not in self.notes:
-                self.notes.append(note)
+            if count:
+                self.note(note)
 
     @property
     def width(self) -> int:
@@ -299,11 +302,9 @@ class SequenceToSequence(Task):
             )
         if split not in SPLITS and not resolve(split).is_file() and "." not in split and "/" not in split:
             raise UserError(f"'{split}' is neither a split nor a file{nearest(split, SPLITS)}")
-        notes: list[str] = []
-        pairs = self.settings.read(split, notes.append, target)
+        pairs = self.settings.read(split, self.note, target)
         if split == "test" and not pairs:
             raise UserError("this run has no test split (task.test, task.test_holdout); name a file instead")
-        self.notes += [note for note in notes if note not in self.notes]  # splits may share a file
         return pairs
 
     def evaluate(

@@ -123,6 +123,8 @@ def readable(path: str | Path) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):
+        if os.path.islink(path):
+            raise DataError(f"{path}: a link to {os.readlink(path)}, which is not there") from None
         raise DataError(f"{path}: no such file{_lookalike(Path(path))}") from None
     except IsADirectoryError:
         raise DataError(f"{path}: this is a folder where a file is wanted") from None
@@ -160,15 +162,16 @@ def _lookalike(missing: Path) -> str:
 
 def _unpacked(path: str | Path, raw: bytes, say: Notes) -> bytes:
     """`raw` without its gzip coat. The first bytes decide, not the name: names are often wrong."""
-    named_gzip = Path(path).suffix.lower() == ".gz"
+    named = next(((kind, ending) for kind, ending, _ in PACKINGS if Path(path).suffix.lower() == ending), None)
     packing = packed_by(raw)
     if packing != "gzip":
         if packing:
             raise DataError(f"{path}: packed by {packing}; unpack it, or {to_shards(path)}")
-        if raw and named_gzip:
-            raise DataError(f"{path}: not gzip, in spite of its name; compress it, or rename it without .gz")
+        if raw and named:
+            kind, ending = named
+            raise DataError(f"{path}: not {kind}, in spite of its name; compress it, or rename it without {ending}")
         return raw
-    if not named_gzip:
+    if named != ("gzip", ".gz"):
         say(f"{path}: read as gzip, though its name does not end in .gz")
     try:
         return gzip.decompress(raw)

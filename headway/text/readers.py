@@ -78,10 +78,18 @@ def read_documents(
             read = _json_column if form == "jsonl" else _table_column
             texts += _without_blanks(file, read(file, column, errors, say), say)
         elif documents == "file":
+            say_json(file, say)
             texts.append(read_text(file, errors=errors, say=say))
         else:
+            say_json(file, say)
             texts += [line for _, line in read_lines(file, errors=errors, say=say)]
     return texts
+
+
+def say_json(file: str | Path, say: Notes) -> None:
+    """Say that JSON is read as the text that it is where its name does not promise an object a line."""
+    if _format(file) == "json":
+        say(f"{file}: read as plain text; of a .jsonl file, with an object a line, the texts alone are read")
 
 
 def read_pairs(
@@ -146,7 +154,10 @@ def read_parallel(
     empty = [(line, cells) for line, cells in rows if not all(cell.strip() for cell in cells)]
     if strict:
         gaps = [(line, source, "empty line") for line in _empty_rows(source, errors)] if target is None else []
+        told = {line for line, _, _ in gaps}
         for line, (first, _) in empty:
+            if line in told:
+                continue
             if first.strip():
                 gaps.append((line, target or source, f"empty target to {shown(first)}"))
             else:
@@ -183,11 +194,17 @@ def files_at(path: str | Path, say: Notes = silent) -> list[str | Path]:
 def files_in(folder: Path, endings: Sequence[str], say: Notes = silent) -> list[Path]:
     """The files below a folder whose names have one of these endings, sorted; what is hidden is left out, what is
     passed over is said."""
-    seen = [
-        file
-        for file in sorted(folder.rglob("*"))
-        if os.path.isfile(file) and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-    ]
+    seen, links = [], []
+    for place, folders, names in os.walk(folder, onerror=unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files = [Path(place, name) for name in names if not name.startswith(".")]
+        seen += [file for file in files if file.is_file()]
+        links += [file for file in files if not file.exists()]
+        links += [Path(place, name) for name in folders if os.path.islink(os.path.join(place, name))]
+    if links:
+        leading = a_few([f"{link.relative_to(folder)} -> {os.readlink(link)}" for link in sorted(links)])
+        say(f"{folder}: {counted(len(links), 'link')} to folders or to nothing passed over: {leading}")
+    seen.sort()
     wanted = tuple(endings)
     found = [file for file in seen if file.name.lower().endswith(wanted)]
     if others := [str(file.relative_to(folder)) for file in seen if not file.name.lower().endswith(wanted)]:
@@ -195,6 +212,11 @@ def files_in(folder: Path, endings: Sequence[str], say: Notes = silent) -> list[
         way = "; headway data prepare reads some of these too" if shards else ""
         say(f"{folder}: {counted(len(others), 'file')} of other kinds passed over: {a_few(others)}{way}")
     return without_empty(found, folder, say)
+
+
+def unreadable(error: OSError) -> None:
+    """A folder that cannot be looked into is not passed over in silence."""
+    raise DataError(f"{error.filename}: cannot be looked into ({error.strerror}); mend that, or move it away")
 
 
 def without_empty(files: list[Path], where: str | Path, say: Notes) -> list[Path]:
@@ -275,11 +297,13 @@ def _table_column(path: str | Path, column: str | int | None, errors: str, say: 
             column = "text"
         elif len(names) == 1:
             column = 0
+            if found := [sign for sign in ";\t|" if _format(path) == "csv" and sign in names[0]]:
+                say(f"{path}: read as one column; if {found[0]!r} stands between several, save it with commas")
         else:
             raise DataError(
                 f"{path}: which column is the text? found: {listed(names)}; "
                 f'name one, as in task.column = "{names[-1]}", or count from 0 in a table without a header '
-                "(task.column = 1)"
+                "(task.column = 1; of headway data check, --column)"
             )
     return [cells[0] for _, cells in _selected(path, rows, [column], say)]
 
@@ -352,12 +376,20 @@ def _table_pairs(
 def _plain_pairs(path: str | Path, answers: bool | None, errors: str, say: Notes) -> list[Row]:
     """`question<TAB>answer` or `question` rows. In a mixed file the rarer shape is the mistake."""
     rows = _table(path, errors, say)
+    _say_header(path, rows, ("question", "answer"), say)
     widths = [len(cells) for _, cells in rows]
     if answers or widths.count(2) >= widths.count(1):
         _check_widths(path, rows, 2, "question<TAB>answer")
     else:
         _check_widths(path, rows, 1, "a question, as in most rows")
     return [(line, cells[:1]) for line, cells in rows] if answers is False else rows
+
+
+def _say_header(path: str | Path, rows: list[Row], names: Sequence[str | int], say: Notes) -> None:
+    """Say where the first row of a table without header looks like one."""
+    line, cells = rows[0]
+    if [cell.strip().casefold() for cell in cells[:2]] == [*names[: len(cells)]]:
+        say(f"{path}:{line}: read as any other row, though it looks like a header; delete it if it is one")
 
 
 def _with_answers(answers: bool | None, present: bool) -> bool:
@@ -406,6 +438,7 @@ def _parallel_table(path: str | Path, columns: Sequence[str | int] | None, error
             return _selected(path, rows, named, say)
         except DataError as error:
             raise DataError("\n".join(filter(None, (str(error), way)))) from None
+    _say_header(path, rows, named, say)
     longer = [line for line, cells in rows if len(cells) > 2]
     if longer and len(longer) < len(rows):
         say(

@@ -79,6 +79,14 @@ def test_a_file_is_measured_to_its_end(tmp_path: Path, length: int) -> None:
     assert task.evaluate(model, str(path))["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
+def test_a_file_to_validate_on_is_measured_to_its_end_too(tmp_path: Path) -> None:
+    (tmp_path / "validation.txt").write_text(TEXT[:44])
+    task, tokenizer = make(tmp_path, validation=str(tmp_path / "validation.txt"))
+    model = GPTSettings(width=16, heads=2, layers=1, block=16, dropout=0.0).build(len(tokenizer)).eval()
+    assert task.evaluate(model)["tokens"] == 43
+    assert task.evaluate(model, "train")["tokens"] == (len(task.train) - 1) // 16 * 16  # whole windows
+
+
 @pytest.mark.parametrize("kind", ["characters", "bytes", "words", "bpe"])
 def test_the_end_of_a_line_is_a_byte_whatever_the_tokenizer(tmp_path: Path, kind: str) -> None:
     """Else short lines would have more bits a byte than the same text in one document."""

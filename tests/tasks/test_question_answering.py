@@ -106,3 +106,33 @@ def test_bad_questions_are_named(people: Path) -> None:
     (people / "train.tsv").write_text("Where was Ada Lund born?\tOslo\nWhere was " + "Bo " * 20 + "born?\tRome\n")
     with pytest.raises(DataError, match=r"train.tsv:2: .* tokens, and a row of model.block = 48"):
         make(people)[0].load()
+
+
+def test_answers_that_are_never_written_whole_are_counted(people: Path) -> None:
+    """In the file to learn from, the one to measure on, and one that is named later; once each."""
+    long = "Where was Ada Lund born?\tOslo Oslo Oslo\n"
+    for name in ("train.tsv", "dev.tsv"):
+        (people / name).write_text((people / name).read_text() + long)
+    (people / "more.tsv").write_text(long)
+    task, tokenizer = make(people, longest_answer=8)
+    task.load()
+    model = GPTSettings(width=16, heads=2, layers=1, block=48).build(len(tokenizer))
+    for _ in range(2):
+        task.evaluate(model, "dev")
+        task.evaluate(model, str(people / "more.tsv"))
+    said = [note.removeprefix(f"{people}/") for note in task.notes]
+    cut = "of more than 8 tokens, after which the model is cut off: never right (task.longest_answer)"
+    assert said == [
+        f"train.tsv: 1 of 13 answers {cut}",
+        f"dev.tsv: 1 of 5 answers {cut}",
+        f"more.tsv: 1 of 1 answer {cut}",
+    ]
+
+
+def test_it_is_said_where_no_question_is_held_out(people: Path) -> None:
+    settings = QuestionAnsweringSettings(questions=str(people / "train.tsv"), holdout=0.0)
+    task = settings.build(Characters.train(settings.texts(lambda note: None)), 48)
+    task.load()
+    assert [note.partition(": ")[2] for note in task.notes] == [
+        "no question is held out (task.dev, task.holdout), so no score, best checkpoint or early stopping"
+    ]

@@ -11,6 +11,7 @@ import json
 import lzma
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -790,6 +791,7 @@ def test_resuming_needs_the_same_files_and_options(monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         fail_after(patch, 1)
         refusal([path], "half", "bytes", shard_tokens=90)
+    shutil.copytree("half", "again")
     same = {"shard_tokens": 90, "resume": True}
     assert "shard_tokens: 90 there, 91 now" in refusal([path], "half", "bytes", shard_tokens=91, resume=True)
     assert "tokenizer: bytes of size None there, characters of size None now" in refusal(
@@ -797,7 +799,10 @@ def test_resuming_needs_the_same_files_and_options(monkeypatch: pytest.MonkeyPat
     )
     assert "1 file there, 2 now" in refusal([path, path], "half", "bytes", **same)
     os.utime(path, ns=(1, 1))
-    assert "story.txt: was written to since, " in refusal([path], "half", "bytes", **same)
+    shown = refusal([path], "half", "bytes", **same)
+    assert "story.txt: was written to since, " in shown
+    subprocess.run(shown.partition("put its time back: ")[2].splitlines()[0].split(), check=True)
+    prepare([path], "again", "bytes", **same)
     write("story.txt", "something else")
     assert "story.txt: changed since" in refusal([path], "half", "bytes", **same)
 
@@ -1066,6 +1071,19 @@ def test_text_without_a_place_is_cut_between_characters_where_these_are_tokens(
     assert "anywhere" not in made.index.reading
 
 
+@pytest.mark.parametrize("mark", [b"\xe4", b"\xc3(", b"\xfd"])
+def test_what_is_no_utf8_is_not_held_for_blank(mark: bytes) -> None:
+    """Blank text is held until it is known whether the document has more."""
+    write("a.txt", mark * 20_000)
+    anywhere = Reading(errors="replace", anywhere=True)
+    found = list(blocks.blocks([Source.at("a.txt")], anywhere))
+    assert max(len(block.data or b"") for block in found) <= blocks.LONG_LINE + blocks.BLOCK
+    for number, text in enumerate(("\u3000" * 2000, "\u3000" * 2000 + "東")):  # blanks of three bytes, which blocks cut
+        write("a.txt", f"{text}\nnext\n")
+        made = prepare(["a.txt"], f"out{number}", "bytes", errors="replace")
+        assert contents(made) == expected(read_documents("a.txt"), Bytes())
+
+
 def test_looking_at_the_beginning_of_files_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the tokenizer is, which may have to read more at once."""
     write("a.txt", "x" * 100_000)
@@ -1258,6 +1276,26 @@ def test_the_command_prints_what_it_made(capsys: pytest.CaptureFixture[str]) -> 
     )
     assert "a.txt: 3 CRLF line ends read as LF" in shown.err and "a.txt: 1 empty line skipped" in shown.err
     assert "encoding, MB: step 1/1" in shown.err
+
+
+def test_a_shard_that_was_not_remembered_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C came when its files were there already; it is made again."""
+    path = story("txt")
+    prepare([path], "whole", "bytes", shard_tokens=60)
+    real = preparing.Preparation.remember
+
+    def interrupted(self: preparing.Preparation, shard: shards.Shard) -> None:
+        if self.shards:
+            raise KeyboardInterrupt
+        real(self, shard)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparing.Preparation, "remember", interrupted)
+        with pytest.raises(Interrupted, match="stopped; 1 whole shard kept, go on with --resume"):
+            prepare([path], "out", "bytes", shard_tokens=60)
+    said = io.StringIO()
+    prepare([path], "out", "bytes", shard_tokens=60, resume=True, report=Lines(said))
+    assert "out: going on after 1 whole shard\n" in said.getvalue() and files_of("out") == files_of("whole")
 
 
 def test_ctrl_c_keeps_whole_shards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

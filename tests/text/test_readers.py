@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import errno
 import gzip
 import io
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -106,6 +109,71 @@ def test_other_unicode_encodings_are_named(encoding: str, name: str):
     assert refusal(read_text, "wiki.txt") == (
         f"wiki.txt: this is {name} (it begins with a {name} byte-order mark); re-save it as UTF-8"
     )
+
+
+def test_a_link_that_leads_nowhere_is_called_that():
+    Path("gone.txt").symlink_to("elsewhere.txt")
+    assert refusal(read_text, "gone.txt") == "gone.txt: a link to elsewhere.txt, which is not there"
+
+
+@pytest.mark.parametrize("ending", ["gz", "bz2", "xz", "zst"])
+def test_a_name_that_promises_a_packed_file_is_no_plain_one(ending: str):
+    Path(f"a.txt.{ending}").write_text("plain")
+    kind = {"gz": "gzip", "bz2": "bzip2", "zst": "zstd"}.get(ending, ending)
+    assert refusal(read_text, f"a.txt.{ending}") == (
+        f"a.txt.{ending}: not {kind}, in spite of its name; compress it, or rename it without .{ending}"
+    )
+
+
+def test_what_a_folder_does_not_show_is_not_passed_over_in_silence(monkeypatch: pytest.MonkeyPatch):
+    write("corpus/a.txt", "text")
+    write("corpus/sub/b.txt", "more")
+    write("elsewhere/c.txt", "further")
+    Path("corpus/folder").symlink_to("../elsewhere")
+    Path("corpus/c.txt").symlink_to("../elsewhere/c.txt")
+    Path("corpus/none.txt").symlink_to("nowhere.txt")
+    said: list[str] = []
+    assert read_documents("corpus", say=said.append) == ["text", "further", "more"]
+    links = "folder -> ../elsewhere, none.txt -> nowhere.txt"
+    assert said == [f"corpus: 2 links to folders or to nothing passed over: {links}"]
+    scandir = os.scandir
+
+    def closed(path: str) -> Any:
+        if Path(path).name == "sub":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    assert refusal(read_documents, "corpus") == (
+        "corpus/sub: cannot be looked into (Permission denied); mend that, or move it away"
+    )
+
+
+def test_a_first_row_that_looks_like_a_header_is_told():
+    write("train.tsv", "Question\tanswer\nWho?\tAda\n")
+    write("pairs.tsv", "source\ttarget\nja\tyes\n")
+    write("fine.tsv", "What is the question?\tanswer\nja\tyes\n")
+    for read, name in ((read_pairs, "train.tsv"), (read_parallel, "pairs.tsv")):
+        said: list[str] = []
+        assert len(read(name, say=said.append)) == 2
+        assert said == [f"{name}:1: read as any other row, though it looks like a header; delete it if it is one"]
+        assert len(read("fine.tsv", say=pytest.fail)) == 2
+
+
+def test_files_that_are_read_as_text_and_may_be_something_else_are_told():
+    write("list.json", '["a", "b"]\n')
+    write("table.csv", "id;text\n1;one\n")
+    said: list[str] = []
+    assert read_documents("list.json", say=said.append) == ['["a", "b"]']
+    assert read_documents("table.csv", say=said.append) == ["id;text", "1;one"]
+    assert said[0].startswith("list.json: read as plain text; of a .jsonl file")
+    assert "table.csv: read as one column; if ';' stands between several, save it with commas" in said
+
+
+def test_an_empty_line_of_a_strict_table_is_one_mistake():
+    write("pairs.tsv", "ja\tyes\n\t\n\nnein\tno\n")
+    shown = refusal(read_parallel, "pairs.tsv", strict=True)
+    assert shown.count("pairs.tsv:2: ") == shown.count("pairs.tsv:3: ") == 1
 
 
 def test_missing_file_offers_the_nearest_name():
@@ -289,7 +357,8 @@ def test_only_column_needs_no_name():
 def test_columns_are_listed_where_none_is_the_text():
     assert refusal(read_documents, write("a.csv", "id,title\n1,T\n")) == (
         "a.csv: which column is the text? found: 'id', 'title'; "
-        'name one, as in task.column = "title", or count from 0 in a table without a header (task.column = 1)'
+        'name one, as in task.column = "title", or count from 0 in a table without a header (task.column = 1; '
+        "of headway data check, --column)"
     )
 
 

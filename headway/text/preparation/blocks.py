@@ -9,6 +9,7 @@ cannot be cut: a cell of a table, a JSON string, and, where tokens may hold seve
 
 from __future__ import annotations
 
+import codecs
 import csv
 import re
 from array import array
@@ -192,9 +193,11 @@ def block_end(buffer: bytearray, old: int, continues: bool, form: str, reading: 
     return end, True
 
 
-def has_text(*parts: bytearray) -> bool:
-    """Whether one of them is more than blank. A document that is blank so far may be so to its end: it is left out."""
-    return any(part.decode("utf-8", errors="ignore").strip() for part in parts)
+def has_text(first: bytearray, further: bytearray) -> bool:
+    """Whether the beginning of a document, or what may begin within a character, is more than blank. A document that is
+    blank so far may be so to its end: it is left out."""
+    beginning = codecs.getincrementaldecoder("utf-8")("replace").decode(first)  # what is no UTF-8 is not blank either
+    return bool(beginning.strip() or further.decode("utf-8", errors="ignore").strip())
 
 
 def after_line(buffer: bytearray, old: int) -> int:

@@ -21,6 +21,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -243,7 +244,11 @@ def refuse_other(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> N
         elif one["size"] != other["size"]:
             found.append(f"{one['path']}: changed since ({one['size']:,} bytes then, {other['size']:,} now)")
         elif one != other:
-            found.append(f"{one['path']}: was written to since, {one['size']:,} bytes as before")
+            seconds, rest = divmod(one["mtime_ns"], 10**9)
+            found.append(
+                f"{one['path']}: was written to since, {one['size']:,} bytes as before; if they are the same, put its "
+                f"time back: touch -d @{seconds}.{rest:09d} {quote(one['path'])}"
+            )
     if found:
         raise RunError(
             "\n  - ".join([f"{folder}: was begun otherwise:", *found[:SHOWN]])
@@ -271,7 +276,7 @@ def tidy(folder: Path, made: bool) -> str:
     """After a failure: keep whole shards, else leave nothing behind. Says which."""
     for path in remains(folder):
         path.unlink(missing_ok=True)
-    shards = len(list(folder.glob("shard-*.idx")))
+    shards = len(read_unfinished(folder)["shards"]) if (folder / UNFINISHED).is_file() else 0
     if shards:
         return f"{counted(shards, 'whole shard')} kept, go on with --resume"
     for path in [*folder.glob("shard-*"), folder / "tokenizer.json", folder / UNFINISHED]:  # by the last, it is ours

@@ -81,6 +81,8 @@ def find_sources(files: Iterable[str], say: plain.Notes = plain.silent) -> list[
     for path, times in Counter(map(os.path.realpath, found)).items():
         if times > 1:
             say(f"{path}: named {times} times, and its text will be there as often")
+    for path in found:
+        readers.say_json(path, say)
     return [Source.at(path) for path in found]
 
 

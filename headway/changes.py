@@ -14,7 +14,7 @@ from headway.configuration import RunSettings, load_settings
 from headway.console import Reporter
 from headway.data.catalog import resolve
 from headway.errors import RunError, UserError
-from headway.files import numbered, write_bytes, write_json, write_text
+from headway.files import content_of, named, numbered, write_bytes, write_json, write_text
 from headway.finding import COPY, put_back
 from headway.places import way_to_resume
 from headway.training.checkpoint import Checkpoints
@@ -111,7 +111,8 @@ def read_data(directory: Path) -> Data:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text("utf-8"))
+        with named(path):
+            found = json.loads(path.read_text("utf-8"))
         return {task: {each["file"]: each["sha256"] for each in files} for task, files in found.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
@@ -234,9 +235,12 @@ def accepted_settings(directory: Path) -> RunSettings:
 
 
 def settings_in(file: Path) -> RunSettings | None:
-    """What a run file says; None where it is not there or says nothing that can be read."""
+    """What a run file says; None where it is not there or says nothing that can be understood."""
     try:
+        content_of(file)
         return load_settings(file)
+    except (FileNotFoundError, IsADirectoryError):
+        return None
     except UserError:
         return None
 
@@ -254,13 +258,13 @@ def settle(directory: Path, settings: RunSettings) -> list[Path]:
     if run_file.is_file() and not says(run_file, settings):
         others.append(run_file)
     kept = []
-    for content in dict.fromkeys(file.read_bytes() for file in others):
+    for content in dict.fromkeys(map(content_of, others)):
         kept.append(numbered(run_file))
         write_bytes(kept[-1], content)
     if not says(run_file, settings):
         write_text(run_file, settings.to_toml())
-    content = run_file.read_bytes()
-    if not copy.is_file() or copy.read_bytes() != content:
+    content = content_of(run_file)
+    if not copy.is_file() or content_of(copy) != content:
         write_bytes(copy, content)
     return kept
 

@@ -6,6 +6,7 @@ SIGTERM (training state saved).
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -38,6 +39,18 @@ Sets = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads it
     typer.Option("--set", metavar="A.B=C", help="Override a setting, such as model.width=128; may be repeated."),
 ]
+DISK = "look at the disk that it is on, and try again"
+NOT_OURS = {  # what the system may say of a file, and the way out
+    errno.EACCES: "check its owner and mode, and its folder's (ls -ld)",
+    errno.EPERM: "check its owner and mode, and its folder's (ls -ld)",
+    errno.EROFS: "its disk can only be read; name a place on another one",
+    errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
+    errno.ENFILE: "too many files are open on this machine; end what else is running",
+    errno.EIO: DISK,
+    errno.ESTALE: DISK,
+    errno.ENODEV: DISK,
+    errno.ETIMEDOUT: DISK,
+}
 SEEDS = 2**62  # torch takes no seed of more than 63 bits
 Beam = Annotated[
     Optional[int],  # noqa: UP045
@@ -424,8 +437,8 @@ def run_command(arguments: list[str]) -> int:
             way = "make room and go on with --resume: what was saved before is whole"
             words = f"{error.filename}: {error.strerror}; {way}" if error.filename else f"the output: {error.strerror}"
             code = fail(words, 2)
-        elif isinstance(error, PermissionError) and error.filename:
-            code = fail(f"{error.filename}: {error.strerror}; check its owner and mode, and its folder's (ls -ld)", 2)
+        elif isinstance(error, OSError) and error.filename and error.errno in NOT_OURS:
+            code = fail(f"{error.filename}: {error.strerror}; {NOT_OURS[error.errno]}", 2)
         else:
             raise
     return code

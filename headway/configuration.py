@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import SettingsError, UserError, nearest
+from headway.files import content_of
 from headway.finding import COPY, found, not_a_run, put_back
 from headway.models import MODELS
 from headway.settings import override, read, read_kind, read_toml, setting, to_table, to_toml, toml_value
@@ -272,7 +273,7 @@ def read_tables(run_file: Path) -> dict[str, Any]:
 def way_back(run_file: Path) -> str:
     """The way out where the run file of a run was changed by hand."""
     copied = run_file.with_name(COPY)
-    if run_file.name != "run.toml" or not copied.is_file() or copied.read_bytes() == run_file.read_bytes():
+    if run_file.name != "run.toml" or not copied.is_file() or content_of(copied) == content_of(run_file):
         return ""
     return f"; get it back as the run last took it with {put_back(run_file.parent)}"
 

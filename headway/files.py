@@ -22,6 +22,7 @@ try:
 except ImportError:  # Windows has no flock: there, two processes on one directory are not told apart
     fcntl = None  # type: ignore[assignment]
 
+JOB = ".job"  # says which call of torchrun works on a run
 TEMPORARY = re.compile(r"\..+\.[0-9]+\.tmp")  # a file that `write_bytes` had not finished
 PATIENCE = 0.5  # seconds in which a lock that somebody only looks at becomes free
 
@@ -59,6 +60,12 @@ def is_closed_terminal(handle: int) -> bool:
     """Whether an open file is a terminal that is not there any more: a device that says it is none."""
     found = os.fstat(handle)
     return stat.S_ISCHR(found.st_mode) and not os.isatty(handle) and found.st_rdev != os.stat(os.devnull).st_rdev
+
+
+def content_of(path: Path) -> bytes:
+    """All of a file; an error has its name."""
+    with named(path):
+        return path.read_bytes()
 
 
 def is_unread(error: Exception) -> bool:
@@ -153,16 +160,25 @@ def as_json(value: Any) -> str:
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSONL file; a last line cut off by a crash is left out."""
-    if not path.exists():
-        return []
-    records = []
-    for line in path.read_text("utf-8", errors="replace").split("\n"):
+    return [record for record in json_lines(path) if record is not None]
+
+
+def unreadable_lines(path: Path) -> int:
+    """How many lines of a JSONL file are no objects, but for the last one, which a crash may have cut off."""
+    return sum(record is None for record in json_lines(path)[:-1])
+
+
+def json_lines(path: Path) -> list[dict[str, Any] | None]:
+    """The object in each line of a JSONL file, None where there is none; no lines where there is no file."""
+    records: list[dict[str, Any] | None] = []
+    with named(path):
+        lines = path.read_text("utf-8", errors="replace").split("\n") if path.exists() else []
+    for line in lines:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            records.append(record)
+            record = None
+        records.append(record if isinstance(record, dict) else None)
     return records
 
 
@@ -241,7 +257,7 @@ def is_temporary(name: str) -> bool:
 
 def is_empty(directory: Path) -> bool:
     """Whether nothing is in it but what is left of somebody who was killed before anything was there."""
-    return all(path.name == ".lock" or is_temporary(path.name) for path in directory.iterdir())
+    return all(path.name in (".lock", JOB) or is_temporary(path.name) for path in directory.iterdir())
 
 
 def clear_temporaries(directory: Path) -> None:
@@ -295,6 +311,8 @@ class Ownership:
             fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError:  # a file system without locks: there, too, two processes are not told apart
+            return True
         return True
 
     def sign(self) -> None:
@@ -310,6 +328,8 @@ class Ownership:
             raise cannot_write(self.directory, error) from None
 
     def __exit__(self, *exception: object) -> None:
-        self.handle.seek(0)
-        self.handle.truncate()  # the file stays: removing it would let two later owners lock two different files
-        self.handle.close()
+        with suppress(OSError):  # of a disk that fails, which whoever wrote something there has told
+            self.handle.seek(0)
+            self.handle.truncate()  # the file stays: removing it would let two later owners lock two different files
+        with suppress(OSError):
+            self.handle.close()

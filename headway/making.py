@@ -98,7 +98,8 @@ def train(
             asked = replace(asked, resume=True, back_to=None if gone_back else back_to)
         if not ranks.leads:
             report, watch = Reporter(), lambda record: None
-        directory = train_in(directory, settings, asked, report or Reporter(), watch, ranks)
+        with ExitStack() as held:
+            directory = train_in(held, directory, settings, asked, report or Reporter(), watch, ranks)
         ranks.wait()
         run = Run(directory, devices.choose_device(settings.training.device)[0].type)
         ranks.wait()  # until here, torchrun may start them again
@@ -125,6 +126,7 @@ class Asked:
 
 
 def train_in(
+    held: ExitStack,
     directory: Path,
     settings: RunSettings,
     asked: Asked,
@@ -133,15 +135,19 @@ def train_in(
     ranks: Ranks,
 ) -> Path:
     """Train in a directory, as one of `ranks`. All of them read; the one that leads writes. Returns where it was: in
-    the next directory that is free, where nobody has named one and another run has begun in this one meanwhile."""
+    the next directory that is free, where nobody has named one and another run has begun in this one meanwhile.
+
+    What is `held` is let go of afterwards. A run that goes on is owned before anything in it is looked at.
+    """
     resume, accept_changes, back_to = asked.resume, asked.accept_changes, asked.back_to
+    owned = ranks.led(lambda: resume and take(held, directory))
     refuse_pipes(settings)
     prepared = prepared_tokenizer(settings)
     if prepared is not None:
         settings = replace(settings, tokenizer=agreed(settings.tokenizer, prepared))
     changes = ranks.led(lambda: check_directory(directory, settings, asked))
     if ranks.leads:
-        probe(directory, ELSEWHERE if resume else "choose another with --out")
+        probe(directory)
     device, why = devices.choose_device(settings.training.device)
     going_on = ranks.led(lambda: resume and (directory / "tokenizer.json").is_file())
     own = load_tokenizer(directory / "tokenizer.json") if going_on else prepared
@@ -161,31 +167,27 @@ def train_in(
     layout, how = arrange(model, ranks, device, [stage.settings for stage in stages], settings.training.parallel)
     if asked.anywhere:
         directory = ranks.led(lambda: claim(directory, settings.name, report))
-    with ExitStack() as held:
-        if ranks.leads:
+    if ranks.leads:
+        if not owned:
             held.enter_context(make_directory(directory))
-            clear_temporaries(directory)
-            if asked.tensorboard:
-                watch = both(watch, held.enter_context(TensorBoard(directory / "tensorboard")))
-        held.enter_context(mendable(directory))
-        if ranks.leads and not going_on:
-            begin(directory, settings, tokenizer, resume)
-        report.say(
-            f"{directory}: {settings.model.kind} with {parameters:,} parameters, {len(tokenizer):,} tokens "
-            f"({settings.tokenizer.kind}), on {devices.describe(device)} ({why}){how}"
-        )
-        profile = asked.profile and ranks.leads
-        trainer = Trainer(
-            model, stages, directory, tokenizer.fingerprint(), report, watch, profile=profile, layout=layout
-        )
-        if resume:
-            trainer.resume(back_to)
-        if ranks.leads:
-            sign(directory, back_to)
-            keep(
-                directory, settings, changes, data, other_data, trainer.state.done, report
-            )  # now that it has taken them
-        trainer.run()
+        clear_temporaries(directory)
+        if asked.tensorboard:
+            watch = both(watch, held.enter_context(TensorBoard(directory / "tensorboard")))
+    held.enter_context(mendable(directory))
+    if ranks.leads and not going_on:
+        begin(directory, settings, tokenizer, owned)
+    report.say(
+        f"{directory}: {settings.model.kind} with {parameters:,} parameters, {len(tokenizer):,} tokens "
+        f"({settings.tokenizer.kind}), on {devices.describe(device)} ({why}){how}"
+    )
+    profile = asked.profile and ranks.leads
+    trainer = Trainer(model, stages, directory, tokenizer.fingerprint(), report, watch, profile=profile, layout=layout)
+    if resume:
+        trainer.resume(back_to)
+    if ranks.leads:  # now that it has gone back, and taken them
+        sign(directory, back_to)
+        keep(directory, settings, changes, data, other_data, trainer.state.done, report)
+    trainer.run()
     return directory
 
 
@@ -209,12 +211,24 @@ def both(first: Callable[[Record], None], second: Callable[[Record], None]) -> C
     return watch
 
 
-def begin(directory: Path, settings: RunSettings, tokenizer: Tokenizer, resume: bool) -> None:
-    """Write what a run begins with. Its run file may be there already."""
-    run_file = directory / "run.toml"
-    if run_file.exists() and not resume:  # somebody was faster
-        raise RunError(f"{directory}: another run has just begun there; choose another directory with --out")
-    if not run_file.exists():
+def take(held: ExitStack, directory: Path) -> bool:
+    """Own the run that goes on in a directory, if there is one."""
+    if not (directory / "run.toml").is_file():
+        return False
+    probe(directory, ELSEWHERE)
+    held.enter_context(make_directory(directory))
+    return True
+
+
+def begin(directory: Path, settings: RunSettings, tokenizer: Tokenizer, owned: bool) -> None:
+    """Write what a run begins with. One that is owned has its run file already."""
+    if not owned and (directory / "run.toml").exists():  # somebody was faster
+        raise RunError(
+            f"{directory}: another run has just begun there; choose another directory with --out, or go on with that "
+            f"one: {way_to_resume(directory)}"
+        )
+    sign(directory, None)
+    if not owned:
         settle(directory, settings)
     tokenizer.save(directory / "tokenizer.json")
 

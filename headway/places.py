@@ -5,17 +5,15 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count, takewhile
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 from headway.errors import Interrupted, Quit, RunError, UserError
-from headway.files import Ownership, is_full, sync_directory, write_text
+from headway.files import JOB, Ownership, is_full, sync_directory, write_text
 from headway.ranks import job
-
-JOB = ".job"  # the file that says which call of torchrun works on a run
 
 
 def directory_of(source: Any, name: str, out: str | Path | None, resume: bool) -> Path:
@@ -118,7 +116,8 @@ def sign(directory: Path, back_to: int | None) -> None:
 
 def sign_off(directory: Path) -> None:
     """The job has done its work there."""
-    (directory / JOB).unlink(missing_ok=True)
+    with suppress(OSError):  # a disk that fails now spoils nothing
+        (directory / JOB).unlink(missing_ok=True)
 
 
 def was_begun_by_this_job(directory: Path) -> bool:

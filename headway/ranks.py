@@ -163,6 +163,7 @@ def joined() -> Iterator[Ranks]:
     try:
         yield ranks
     except Exception as error:
+        # the group stays: it would wait for its threads, and these for what the error still holds
         if not is_first(store):
             raise SystemExit(code_of(error)) from None
         if has_lost_another(error):
@@ -171,8 +172,7 @@ def joined() -> Iterator[Ranks]:
                 "Go on from the last checkpoint with --resume, or let torchrun do so with --max-restarts"
             ) from error
         raise
-    finally:
-        dist.destroy_process_group()
+    dist.destroy_process_group()
 
 
 def fresh(store: dist.Store, ranks: Ranks) -> dist.Store:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import headway
-from headway import ranks
+from headway import making, ranks
 from headway.cli import run_command
 from headway.errors import Interrupted, RunError, UserError
 
@@ -66,6 +66,57 @@ def test_a_finished_run_belongs_to_no_job(run_file: Path, tmp_path: Path, monkey
     assert run.state.done and set(signed) == {"notes-1"}  # while it trained
     with pytest.raises(RunError, match="exists already"):
         headway.train(run_file, tmp_path / "run", sets)
+
+
+@pytest.mark.parametrize("place", ["settle", "Tokenizer.save", "begin", "sign"])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_job_whose_first_process_dies_as_its_run_begins_goes_on_with_it(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, place: str, named: bool
+) -> None:
+    """Wherever it dies: torchrun starts it again with the same command."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "notes-1")
+    monkeypatch.chdir(run_file.parent)
+    sets = ["pretraining.training.steps=1", "training.steps=1", "model.layers=1"]
+    where = making if place in ("settle", "begin", "sign") else type(headway.text.Characters.train(["a"])).__mro__[1]
+    name = place.rpartition(".")[2]
+    plain = getattr(where, name)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*given: object) -> None:
+        if place != "sign":
+            plain(*given)
+        raise Killed
+
+    out = "runs/tiny" if named else None
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, killed)
+        with pytest.raises(Killed):
+            headway.train("tiny.toml", out, sets)
+    if place == "sign" and not named:
+        return  # nothing says that it was this job: the next free place is taken
+    run = headway.train("tiny.toml", out, sets)
+    assert run.state.done and run.path == Path("runs/tiny") and not Path("runs/tiny-2").exists()
+
+
+def test_the_group_outlives_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To take it apart would wait for its threads, and these for what the error holds: processes hung so."""
+    for key, value in WHOLE.items():
+        monkeypatch.setenv(key, value)
+    store, taken = torch.distributed.HashStore(), []
+    monkeypatch.setattr(ranks.dist, "rendezvous", lambda url: iter([(store, 0, 2)]))
+    monkeypatch.setattr(ranks, "fresh", lambda store, ranks: store)
+    monkeypatch.setattr(ranks.dist, "init_process_group", lambda *given, **options: None)
+    monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda: taken.append("apart"))
+    with pytest.raises(UserError, match="the first to fail"), ranks.joined():
+        raise UserError("the first to fail")
+    with pytest.raises(SystemExit) as left, ranks.joined():
+        raise UserError("the second")
+    assert left.value.code == 2 and not taken
+    with ranks.joined():
+        pass
+    assert taken == ["apart"]
 
 
 WHOLE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}

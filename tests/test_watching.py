@@ -617,7 +617,9 @@ def test_the_picture_of_a_real_run(run_file: Path, capsys: Captured) -> None:
     assert run_command(["watch", str(run.relative_to(Path.cwd()))]) == 0
     text = capsys.readouterr().out
     assert "finished  training: step 5 of 5 (100%)  trained 0:0" in text
-    assert re.search(r"best dev accuracy \d+.\d% at step 11 of the run +last checkpoint: step 11", " ".join(text.split("\n")))
+    assert re.search(
+        r"best dev accuracy \d+.\d% at step 11 of the run +last checkpoint: step 11", " ".join(text.split("\n"))
+    )
     assert "* pretraining  + training" in text
     for title in ("dev accuracy", "gradient norm", "tokens a second", "learning rate"):
         assert title in text

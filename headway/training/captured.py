@@ -83,6 +83,7 @@ class Captured(Engine):
         torch.cuda.manual_seed(mix(self.seed, "dropout", step))
         self.optimizer.set_rate(rate)
         assert self.graph is not None
+        self.optimizer.uncounted = True
         with during("replay"):
             self.graph.replay()
         means = dict(zip(self.names, self.means.clone().unbind(), strict=True))
@@ -116,6 +117,7 @@ class Captured(Engine):
                 self.accumulate *= 2
                 self.say(f"out of memory: the same step is now taken in {self.accumulate} parts, training.accumulate")
             torch.cuda.empty_cache()  # out here, where nothing of a failed attempt is held any more
+        self.optimizer.uncounted = False  # what is captured has not happened
         self.active = active
 
     def recorded(self, saved: list[tuple[Tensor, Tensor]], undisturbed: Block) -> torch.cuda.CUDAGraph:

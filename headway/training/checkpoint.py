@@ -28,12 +28,13 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from headway.errors import RunError
-from headway.files import sync, sync_directory, write_json, write_synced
+from headway.files import named, sync, sync_directory, write_json, write_synced
 from headway.training import sharded
 from headway.training.optimizer import Optimizer
 
 MANIFEST = "manifest.json"
 NUMBER = re.compile(r"step-(\d{8,})")
+DAMAGED = re.compile(r"step-(\d{8,})\.damaged")
 GRACE = 1.0  # seconds that a write is given to stop when the program quits
 
 
@@ -120,10 +121,11 @@ class Checkpoints:
     def require_room(self, model: nn.Module, numbers: int = 3) -> None:
         """An error where the disk has no room for one checkpoint: so many numbers for each weight, at least."""
         needed = numbers * sum(tensor.nbytes for tensor in tensors_of(model).values())
-        free = shutil.disk_usage(self.directory.parent).free
+        place = self.directory if self.directory.exists() else self.directory.parent
+        free = shutil.disk_usage(place).free
         if free < needed:
             raise RunError(
-                f"{self.directory.parent}: {free / 1e6:,.1f} MB are free on its disk, and a checkpoint of this model "
+                f"{place}: {free / 1e6:,.1f} MB are free on its disk, and a checkpoint of this model "
                 f"takes more than {needed / 1e6:,.1f} MB; make room, or train on another disk"
             )
 
@@ -179,15 +181,25 @@ class Checkpoints:
             shutil.rmtree(gone, ignore_errors=True)
 
     def prune(self, newest: int, keep: int) -> None:
-        """Let go of all but the last `keep` checkpoints up to `newest`, and the best one that each of these knows.
-
-        Those after `newest` were passed over as damaged, or the run would not stand here.
-        """
+        """Let go of all but the last `keep` checkpoints up to `newest`, and the best one that each of these knows; of
+        those that were set aside up to there, too. Where one cannot be read, nothing is let go."""
         last = [step for step in self.steps() if step <= newest][-keep:]
-        kept = {*last, *map(self.best_known_at, last)}
+        try:
+            kept = {*last, *map(self.best_known_at, last)}
+        except OSError:
+            return
         for step in self.steps():
             if step not in kept:
                 self.remove(self.path(step))
+        for name in self.names():
+            if (damaged := DAMAGED.fullmatch(name)) and int(damaged[1]) <= newest:
+                self.remove(self.directory / name)
+
+    def set_aside(self, step: int) -> None:
+        """Take a damaged checkpoint out of the row, in which it would count as one to go back to."""
+        aside = self.path(step).with_suffix(".damaged")
+        self.remove(aside)
+        os.replace(self.path(step), aside)
 
     def best_known_at(self, step: int) -> int | None:
         state = self.readable_state(step)
@@ -195,13 +207,17 @@ class Checkpoints:
 
     def is_steady(self, step: int) -> bool:
         """Whether it was saved with nothing wrong."""
-        state = self.readable_state(step)
+        try:
+            state = self.readable_state(step)
+        except OSError:
+            return False
         return state is not None and not state.given_up
 
     def readable_state(self, step: int) -> State | None:
+        """None where it is damaged or missing."""
         try:
             return self.state(step)
-        except (OSError, ValueError, TypeError, AttributeError, RunError):  # damaged, and never used again
+        except (FileNotFoundError, ValueError, TypeError, AttributeError, RunError):
             return None
 
     def require_folder(self) -> None:
@@ -298,7 +314,9 @@ class Checkpoints:
             )
 
     def state(self, step: int) -> State:
-        found = json.loads((self.path(step) / "state.json").read_text())
+        file = self.path(step) / "state.json"
+        with named(file):
+            found = json.loads(file.read_text())
         if not isinstance(found, dict):
             raise RunError(f"{self.path(step)}: state.json is no object; move it away to go on from the one before")
         unknown = ", ".join(found.keys() - {field.name for field in fields(State)})
@@ -395,7 +413,8 @@ class Writer:
             self.wait()
         elif self.thread is not None:  # the error that ended the block is the one to be told
             self.wanted = not isinstance(error, KeyboardInterrupt)
-            self.thread.join(None if self.wanted else GRACE)
+            with suppress(RuntimeError):  # it was stopped before it began
+                self.thread.join(None if self.wanted else GRACE)
 
 
 @contextmanager

@@ -22,7 +22,14 @@ import torch
 
 from headway.console import Progress, Reporter, between_steps, scores
 from headway.errors import Interrupted, UserError
-from headway.files import append_line, numbered, read_json_lines, write_json_lines
+from headway.files import (
+    append_line,
+    numbered,
+    read_json_lines,
+    unreadable_lines,
+    write_bytes,
+    write_json_lines,
+)
 from headway.memory import is_out_of_memory
 from headway.models import Model
 from headway.training import device as devices
@@ -52,6 +59,7 @@ from headway.training.streams import Stream
 class Plan:
     """What a stage needs at every step: what carries it out, how fast to learn, what to save with the weights."""
 
+    stage: Stage
     engine: Engine
     rate: Callable[[int], float]  # of a step, as a share of the peak
     optimizer: optimizers.Optimizer
@@ -61,7 +69,10 @@ class Plan:
     unseen: Unseen  # what happened in steps that were not looked at
     meter: Meter
     threads: int  # of a CPU
-    line: Line | None = None  # that is still to be written
+    progress: Progress = field(default_factory=Progress)
+    lines: deque[Line] = field(default_factory=deque)  # that are still to be written
+    bad: list[int] = field(default_factory=list)  # steps without numbers of which nobody has been told
+    longest: int = 0  # row of such steps
 
 
 @dataclass
@@ -100,7 +111,6 @@ class Trainer:
         self.stops = Stops()
         self.resumed_at: int | None = None
         self.saved: int | None = None  # the step that this process saved last, or began at
-        self.counted = True  # whether the state tells of every step whose update was made
         self.state.tokenizer = self.fingerprint
 
     def resume(self, back_to: int | None = None) -> None:
@@ -159,13 +169,18 @@ class Trainer:
 
     def tidy(self, step: int, newest: int, for_good: bool) -> None:
         """Nothing in the directory is of later steps than `step`, where the run goes on; `for_good` removes the
-        checkpoints after it at once."""
-        if for_good:
-            for later in (each for each in self.checkpoints.steps() if each > step):
+        checkpoints after it, which else are damaged and set aside."""
+        for later in (each for each in self.checkpoints.steps() if each > step):
+            if for_good:
                 self.checkpoints.remove(self.checkpoints.path(later))
-        elif newest == step and not self.state.given_up:  # it may have been killed before older ones were let go
+            else:
+                self.checkpoints.set_aside(later)
+        if (
+            not for_good and newest == step and not self.state.given_up
+        ):  # it may have been killed before older ones were let go
             stage = next((stage for stage in self.stages if step <= stage.end), self.stages[-1])
             self.checkpoints.prune(step, stage.settings.keep)
+        self.keep_unreadable()
         owed = [stage.name for stage in self.stages if self.is_owed(stage)]  # an evaluation that is made again
         write_json_lines(
             self.metrics,
@@ -176,6 +191,15 @@ class Trainer:
                 and not (each["step"] == step and "evaluation" in each and each.get("stage") in owed)
             ],
         )
+
+    def keep_unreadable(self) -> None:
+        """Say where the record has lost something; a damaged one is kept."""
+        if not self.metrics.exists():
+            self.report.say(f"{self.metrics}: is gone; the record begins anew")
+        elif damaged := unreadable_lines(self.metrics):
+            kept = numbered(self.metrics)
+            write_bytes(kept, self.metrics.read_bytes())
+            self.report.say(f"{self.metrics}: lines that cannot be read: {damaged:,}, left out; all of it is in {kept}")
 
     def run(self) -> State:
         """Train what is left of the stages."""
@@ -216,87 +240,100 @@ class Trainer:
         with (
             devices.threads_at_most(plan.threads),
             profile,
-            self.report.progress(stage.name, settings.steps, state.step - stage.begin) as progress,
-            self.rescued(stage, plan, progress),
+            self.report.progress(stage.name, settings.steps, state.step - stage.begin) as plan.progress,
+            self.rescued(plan),
         ):
             owed = state.unscored = self.is_owed(stage)
             while owed or state.step < stage.end:
                 if not owed:
-                    self.advance(stage, plan, progress)
+                    self.advance(plan)
                 step, last = state.step - stage.begin, state.step >= stage.end
                 scored = state.unscored
                 regular = due(settings.checkpoint_every, step) or last
                 if scored or regular:
-                    self.catch_up(stage, plan, progress)
+                    self.catch_up(plan)
                 meter.lap()
                 if not owed:
                     profile.after(step - 1)
                 better, enough = self.evaluate(stage, regular) if scored else (False, False)
                 if (regular or better or enough or owed) and not (owed and state.unscored):
-                    self.catch_up(stage, plan, progress)
-                    self.save(stage, plan)
+                    self.catch_up(plan)
+                    self.save(plan)
                 self.writer.check()
                 if enough:
                     break
                 if not state.done and self.ranks.highest(self.stops.number):
-                    self.leave(stage, plan, progress)
+                    self.leave(plan)
                 owed = False
                 meter.skip()
             if stage.final:
                 self.writer.wait()  # here, where what was refused is tried once more
         self.report.say(f"{stage.name}: {meter.summary()}")
 
-    def leave(self, stage: Stage, plan: Plan, progress: Progress) -> NoReturn:
+    def leave(self, plan: Plan) -> NoReturn:
         """End the run, as a signal asked for: what is not saved yet is saved."""
         step = self.state.step
-        self.catch_up(stage, plan, progress)
-        if step > stage.begin and self.saved != step:
-            self.save(stage, plan, regular=False)
+        self.catch_up(plan)
+        if step > plan.stage.begin and self.saved != step:
+            self.save(plan, regular=False)
         self.writer.wait()
         where = f"after step {step:,}, state saved" if step else "before the first step"
         owed = ", its evaluation is still to be made" if self.state.unscored else ""
         raise Interrupted(f"stopped {where}{owed}", self.ranks.highest(self.stops.number))
 
-    def advance(self, stage: Stage, plan: Plan, progress: Progress) -> None:
-        """Take the next step, and write the line of an earlier one if its numbers are there by now."""
-        settings, state = stage.settings, self.state
-        step = state.step - stage.begin
+    def advance(self, plan: Plan) -> None:
+        """Take the next step, and write the lines of earlier ones whose numbers are there by now."""
+        stage, state = plan.stage, self.state
+        settings, step = stage.settings, state.step - stage.begin
         share = plan.rate(step)
         try:
-            done = self.step(stage, plan, progress, step, share)
+            done = self.step(plan, step, share)
         except Stopped:  # before it began
-            self.leave(stage, plan, progress)
-        self.counted = False
+            self.leave(plan)
         logged = due(settings.log_every, step + 1) or state.step + 1 == stage.end
         if plan.at_hand:
-            logged = self.look(stage, plan, step, float(done.loss), float(done.norm)) and logged
+            logged = self.look(plan, step, float(done.loss), float(done.norm)) and logged
         else:
             plan.unseen.see(step, done)
         state.step += 1
         state.tokens += done.tokens
         state.unscored = due(settings.evaluate_every, step + 1) or (stage.final and state.step >= stage.end)
-        self.counted = True
-        if logged or (plan.line is not None and (self.ranks.size > 1 or plan.line.numbers.arrived())):
-            self.settle(stage, plan, progress)  # all processes at the same step
-        plan.meter.add(done)
+        plan.optimizer.uncounted = False
+        earlier = len(plan.lines)
         if logged:
             unseen = plan.unseen.take()
             numbers = OnTheWay([done.loss, done.norm, *done.losses.values(), *unseen.losses, *unseen.norms])
-            plan.line = Line(step + 1, share * settings.learning_rate, state.tokens, [*done.losses], unseen, numbers)
-            if plan.at_hand:
-                self.settle(stage, plan, progress)
+            line = Line(step + 1, share * settings.learning_rate, state.tokens, [*done.losses], unseen, numbers)
+            plan.lines.append(line)  # first of all: whatever fails from here on, it is written
+        if earlier and (logged or self.ranks.size > 1 or plan.lines[0].numbers.arrived()):
+            self.settle(plan, earlier)  # all processes at the same step
+        plan.meter.add(done)
+        if logged and plan.at_hand:
+            self.settle(plan, 1)
         elif len(plan.unseen.losses) == Unseen.MOST:
-            self.catch_up(stage, plan, progress)
+            self.catch_up(plan)
 
-    def catch_up(self, stage: Stage, plan: Plan, progress: Progress) -> None:
+    def settle(self, plan: Plan, lines: int) -> None:
+        """Write so many of the lines that are still to be written."""
+        for _ in range(lines):
+            self.write_line(plan, plan.lines.popleft())
+        self.judge(plan)
+
+    def catch_up(self, plan: Plan) -> None:
         """Wait for the last step: nothing of the steps so far is left to be written or looked at."""
-        self.settle(stage, plan, progress)
-        unseen = plan.unseen.take()
-        numbers = OnTheWay([*unseen.losses, *unseen.norms]).read()
-        self.judge(stage, plan, *self.count_bad(plan, unseen.first, numbers))
+        self.look_back(plan)
+        self.judge(plan)
 
-    def step(self, stage: Stage, plan: Plan, progress: Progress, step: int, share: float) -> Outcome:
+    def look_back(self, plan: Plan) -> None:
+        """Write all lines, and count the steps without numbers behind them."""
+        while plan.lines:
+            self.write_line(plan, plan.lines.popleft())
+        unseen = plan.unseen.take()
+        self.count_bad(plan, unseen.first, OnTheWay([*unseen.losses, *unseen.norms]).read())
+
+    def step(self, plan: Plan, step: int, share: float) -> Outcome:
         """One step of the stage; where there is no memory for it, the settings to change are named."""
+        stage = plan.stage
         try:
             with (
                 devices.repeatable(plan.meter.device, stage.settings.deterministic),
@@ -308,7 +345,7 @@ class Trainer:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-        self.rescue(stage, plan, progress)  # out here, where nothing of the failed step is held any more
+        self.rescue(plan)  # out here, where nothing of the failed step is held any more
         settings, pieces = stage.settings, stage.settings.accumulate or "chosen by the device"
         rows = "".join(f" or streams.{side.name}.rows ({side.settings.rows})" for side in stage.sides)
         saved = ""
@@ -320,14 +357,12 @@ class Trainer:
             f"{pieces}), or lower {stage.place}.batch_size ({settings.batch_size}){rows}{saved}"
         )
 
-    def settle(self, stage: Stage, plan: Plan, progress: Progress) -> None:
-        """Write the line that is still to be written, if there is one."""
-        line, plan.line = plan.line, None
-        if line is None:
-            return
+    def write_line(self, plan: Plan, line: Line) -> None:
+        """Write the line of a step, unless its loss or gradient is no number."""
+        stage = plan.stage
         loss, norm, *others = line.numbers.read()
         losses, others = others[: len(line.streams)], others[len(line.streams) :]
-        bad, longest = self.count_bad(plan, line.unseen.first, others)
+        self.count_bad(plan, line.unseen.first, others)
         if plan.optimizer.is_fine(loss, norm):
             record = {
                 "stage": stage.name,
@@ -342,20 +377,19 @@ class Trainer:
             }
             self.write(record)
             self.show(record)
-            progress.update(line.step, record)
-            self.warn_of_spike(stage, plan, record)
-        self.judge(stage, plan, bad, longest)
+            plan.progress.update(line.step, record)
+            self.warn_of_spike(plan, record)
 
-    def look(self, stage: Stage, plan: Plan, step: int, loss: float, norm: float) -> bool:
+    def look(self, plan: Plan, step: int, loss: float, norm: float) -> bool:
         """Whether the step's loss and gradient are numbers. A step without them changed no weight: it ends the run, or
         is counted and passed over."""
-        state = self.state
+        stage, state = plan.stage, self.state
         if plan.optimizer.is_fine(loss, norm):
             state.skipped_in_a_row = 0
             return True
         what = f"the loss is {loss} and the gradient's norm {norm} at step {state.step + 1:,}"
         if stage.settings.bad_steps == "stop" or state.skipped_in_a_row + 1 == IN_A_ROW:
-            self.give_up(stage, plan, step, what)
+            self.give_up(plan, step, what)
         state.skipped += 1
         state.skipped_in_a_row += 1
         if state.skipped <= IN_A_ROW or state.skipped % 100 == 0:
@@ -363,39 +397,41 @@ class Trainer:
             self.report.say(f"{stage.name}: {what}; passed over, {state.skipped} so far; its rows are {rows}")
         return False
 
-    def count_bad(self, plan: Plan, first: int, numbers: Sequence[float]) -> tuple[list[int], int]:
-        """Of the steps from `first` on that nobody waited for, by their losses and norms: which were no numbers, and
-        how many in the longest row of such. They count as passed over."""
-        state, longest = self.state, 0
-        bad = []
+    def count_bad(self, plan: Plan, first: int, numbers: Sequence[float]) -> None:
+        """Of the steps from `first` on that nobody waited for, by their losses and norms, count those that were no
+        numbers as passed over."""
+        state = self.state
         half = len(numbers) // 2
         for step, (loss, norm) in enumerate(zip(numbers[:half], numbers[half:], strict=True), first):
             if plan.optimizer.is_fine(loss, norm):
                 state.skipped_in_a_row = 0
             else:
-                bad.append(step)
+                plan.bad.append(step)
+                state.skipped += 1
                 state.skipped_in_a_row += 1
-                longest = max(longest, state.skipped_in_a_row)
-        state.skipped += len(bad)
-        return bad, longest
+                plan.longest = max(plan.longest, state.skipped_in_a_row)
 
-    def judge(self, stage: Stage, plan: Plan, bad: Sequence[int], longest: int) -> None:
-        """What there is to say of steps without numbers that are over, or the end of the run."""
+    def judge(self, plan: Plan) -> None:
+        """Say what there is to say of steps without numbers that are over, or end the run."""
+        stage, bad, longest = plan.stage, plan.bad, plan.longest
+        plan.bad, plan.longest = [], 0
         if not bad:
             return
         first, last = (f"step {stage.begin + step + 1:,}" for step in (bad[0], bad[-1]))
         which = f"{len(bad)} steps since the last line, from {first} to {last}," if len(bad) > 1 else first
         what = f"{which} had a loss or gradient that is no number"
         if stage.settings.bad_steps == "stop" or longest >= IN_A_ROW:
-            self.give_up(stage, plan, bad[0], what)
+            self.give_up(plan, bad[0], what)
         self.report.say(f"{stage.name}: {what}; passed over, {self.state.skipped} so far")
 
-    def give_up(self, stage: Stage, plan: Plan, step: int, what: str) -> NoReturn:
+    def give_up(self, plan: Plan, step: int, what: str) -> NoReturn:
         """Save the weights as the last good step left them, and say what was wrong and which rows `step` saw."""
-        settings, state = stage.settings, self.state
+        stage, state = plan.stage, self.state
+        settings = stage.settings
+        self.look_back(plan)
         if state.step > stage.begin and self.saved != state.step:
             state.given_up = True
-            self.save(stage, plan, regular=False)
+            self.save(plan, regular=False)
         steps = self.ranks.led(self.saved_steps)
         before = f"; the last checkpoint is of step {steps[-1]:,}" if steps else ""
         if steps[:-1]:
@@ -412,7 +448,8 @@ class Trainer:
             f"the rows of step {stage.begin + step + 1:,} are {describe_rows(plan.streams, step)}"
         )
 
-    def warn_of_spike(self, stage: Stage, plan: Plan, record: dict[str, Any]) -> None:
+    def warn_of_spike(self, plan: Plan, record: dict[str, Any]) -> None:
+        stage = plan.stage
         usual = plan.spikes.see(record["loss"])
         if usual is not None:
             self.report.say(
@@ -420,12 +457,13 @@ class Trainer:
                 f"{Spikes.WINDOW} logged (median {usual:.4f}); where it stays there, lower {stage.place}.learning_rate"
             )
 
-    def save(self, stage: Stage, plan: Plan, regular: bool = True) -> None:
+    def save(self, plan: Plan, regular: bool = True) -> None:
         """Write a checkpoint, in the background; weights that are not numbers are never saved.
 
         Among steps without numbers, and after a run was given up for these, those before are not let go of, as one of
         them may be the better: not until a `regular` one behind a step that was fine.
         """
+        stage = plan.stage
         if self.ranks.highest(not all_finite(self.model)):
             last = self.last_checkpoint()
             before = f"; the last checkpoint is from before (step {last:,})" if last is not None else ""
@@ -433,24 +471,32 @@ class Trainer:
                 f"the weights are not finite after step {self.state.step:,}{before}. "
                 f"Lower {stage.place}.learning_rate or lengthen {stage.place}.warmup"
             )
-        with during("checkpoints"):
-            self.state.given_up = self.state.skipped_in_a_row > 0 or (self.state.given_up and not regular)
-            keep = sys.maxsize if self.state.given_up else stage.settings.keep
-            self.writer.save(self.model, plan.optimizer, self.state, keep)
-            self.saved = self.state.step
+        self.state.given_up = self.state.skipped_in_a_row > 0 or (self.state.given_up and not regular)
+        keep = sys.maxsize if self.state.given_up else stage.settings.keep
+        try:
+            with during("checkpoints"):
+                self.writer.save(self.model, plan.optimizer, self.state, keep)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise UserError(
+                f"out of memory for the checkpoint of step {self.state.step:,}, which takes a copy of weights and "
+                "optimizer on the host; end what else is running there, or lower model.layers or model.width"
+            ) from None
+        self.saved = self.state.step
 
     @contextmanager
-    def rescued(self, stage: Stage, plan: Plan, progress: Progress) -> Iterator[None]:
+    def rescued(self, plan: Plan) -> Iterator[None]:
         """Whatever fails within it, the steps before it are kept."""
         try:
             yield
         except Interrupted:
             raise
         except Exception:
-            self.rescue(stage, plan, progress)
+            self.rescue(plan)
             raise
 
-    def rescue(self, stage: Stage, plan: Plan, progress: Progress) -> None:
+    def rescue(self, plan: Plan) -> None:
         """Keep the steps before something that failed, and is not their fault, as well as may be.
 
         Several processes would wait for one another: of these, the last checkpoint counts.
@@ -463,11 +509,11 @@ class Trainer:
             self.report.say(f"a checkpoint could not be written: {error}")
         with suppress(Exception):
             self.writer.again()
-            self.catch_up(stage, plan, progress)
+            self.catch_up(plan)
             self.write_records()
-            unsaved = self.state.step > stage.begin and self.saved != self.state.step
-            if unsaved and self.counted and not plan.optimizer.updating:
-                self.save(stage, plan, regular=False)
+            unsaved = self.state.step > plan.stage.begin and self.saved != self.state.step
+            if unsaved and not plan.optimizer.uncounted:
+                self.save(plan, regular=False)
                 self.writer.wait()
 
     def saved_steps(self) -> list[int]:
@@ -510,7 +556,7 @@ class Trainer:
         rate = rate_of(settings, streams[0].order, task.block)
         peak = peak_flops(device, precision, settings.precision == "tf32" and devices.has_tf32(device))
         meter = Meter(self.state, costs, peak and peak * self.ranks.size, device)
-        return Plan(engine, rate, optimizer, streams, spikes, device.type == "cpu", Unseen(), meter, threads)
+        return Plan(stage, engine, rate, optimizer, streams, spikes, device.type == "cpu", Unseen(), meter, threads)
 
     def optimizer(self, stage: Stage, device: torch.device, precision: torch.dtype) -> optimizers.Optimizer:
         """A stage's optimizer as the run left it; that of the stage before, to be saved again, where a stage that is

@@ -45,7 +45,7 @@ class Optimizer:
         self.parts = parts
         self.names = names
         self.scale = scale
-        self.updating = False  # True where an update failed: some weights may have had theirs
+        self.uncounted = False  # an update was begun, and whoever counts steps has not counted it
         self.fused = bool(parts[-1].param_groups[0].get("fused"))
         self.capturable = isinstance(parts[-1].param_groups[0]["lr"], Tensor)  # nothing of a step is decided in Python
         self.peaks = [[float(group["lr"]) for group in part.param_groups] for part in parts]
@@ -89,10 +89,9 @@ class Optimizer:
                 part.found_inf = (~finite).float()  # type: ignore[attr-defined]
         elif not finite:
             return
-        self.updating = True
+        self.uncounted = True
         for part in self.parts:
             part.step()
-        self.updating = False
 
     def snapshot(self) -> list[tuple[Tensor, Tensor]]:
         """Weights and state as they are, with copies of them on the CPU, for `restore`."""
@@ -110,6 +109,7 @@ class Optimizer:
                     value.zero_()
         for tensor, copy in saved:
             tensor.copy_(copy)
+        self.uncounted = False
 
     def zero_grad(self) -> None:
         for part in self.parts:

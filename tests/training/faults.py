@@ -11,6 +11,8 @@ import torch
 
 from headway.training import engine
 from headway.training.engine import Outcome, Plain
+from headway.training.loop import Plan, Trainer
+from headway.training.stage import Stage
 from headway.training.streams import Stream
 
 CALL = [sys.executable, "-c", "import sys; from headway.cli import main; main()"]
@@ -24,6 +26,18 @@ def until(condition: Any, seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
+
+
+def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are carried out as on a GPU: nobody waits for one, a line is written while the next one is computed."""
+    plan = Trainer.plan
+
+    def made(self: Trainer, stage: Stage) -> Plan:
+        made = plan(self, stage)
+        made.at_hand = False
+        return made
+
+    monkeypatch.setattr(Trainer, "plan", made)
 
 
 class Spoilt:

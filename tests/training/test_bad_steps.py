@@ -22,9 +22,7 @@ from headway.configuration import load_settings
 from headway.errors import Interrupted, UserError
 from headway.training.engine import Outcome, Plain
 from headway.training.guard import Spikes, Unseen
-from headway.training.loop import Plan, Trainer
-from headway.training.stage import Stage
-from tests.training.faults import INF, LOGGED, NAN, Spoilt
+from tests.training.faults import INF, LOGGED, NAN, Spoilt, nobody_waits
 from tests.training.test_checkpoint import OFTEN, Said
 from tests.training.test_resume import StopAt, final_weights, same
 from tests.training.torture import TIMES
@@ -196,15 +194,7 @@ def test_a_spike_is_said_with_its_step_once_also_when_the_run_is_resumed(
 
 @pytest.fixture
 def far_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are carried out as on a GPU: nobody waits for one, a line is written while the next one is computed."""
-    plan = Trainer.plan
-
-    def made(self: Trainer, stage: Stage) -> Plan:
-        made = plan(self, stage)
-        made.at_hand = False
-        return made
-
-    monkeypatch.setattr(Trainer, "plan", made)
+    nobody_waits(monkeypatch)
 
 
 @pytest.mark.usefixtures("far_away")
@@ -348,3 +338,34 @@ def test_lines_that_are_written_later_say_the_same(
     far = headway.train(run_file, run_file.parent / "far", sets)
     timeless = [[{key: each[key] for key in each if key not in TIMES} for each in run.metrics] for run in (near, far)]
     assert timeless[0] == timeless[1]
+
+
+@pytest.mark.parametrize("at_hand", [True, False])
+def test_a_run_that_a_bad_step_ended_goes_on_as_one_that_passed_over_it(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, at_hand: bool
+) -> None:
+    """With every line: where nobody waits, a step was made behind the bad one before that was known."""
+    if not at_hand:
+        nobody_waits(monkeypatch)
+    sets = [*LOGGED, "training.steps=9"]
+    Spoilt(monkeypatch, {2, 3})
+    whole = headway.train(run_file, run_file.parent / "whole", [*sets, "training.bad_steps=skip"])
+    for stop in (True, True, False):
+        try:
+            way = "stop" if stop else "skip"
+            run = headway.train(
+                run_file,
+                run_file.parent / "run",
+                [*sets, f"training.bad_steps={way}"],
+                resume=True,
+                accept_changes=True,
+            )
+        except UserError:
+            assert stop
+    assert lines_of(run) == lines_of(whole)
+    assert same(final_weights(run.path), final_weights(whole.path))
+    assert run.state.skipped == whole.state.skipped == 2
+
+
+def lines_of(run: headway.Run) -> list[tuple[int, float]]:
+    return [(record["step"], record["loss"]) for record in run.metrics if "loss" in record]

@@ -22,6 +22,7 @@ from headway.configuration import RunSettings, load_settings
 from headway.console import Reporter
 from headway.errors import Interrupted, RunError, UserError
 from headway.ranks import ALONE
+from headway.training import checkpoint
 from headway.training.checkpoint import Checkpoints, Snapshot, State, Writer, all_finite
 from headway.training.distributed import PartsWriter
 from headway.training.loop import Trainer
@@ -156,6 +157,47 @@ def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(run_file: Pa
     run = headway.train(run_file, tmp_path / "run", resume=True, report=report)
     assert f"{checkpoints.path(10)}: is of step 8, under another's name; passed over" in report.lines
     assert same(final_weights(run.path), expected)
+
+
+def test_a_damaged_checkpoint_takes_the_place_of_no_whole_one(run_file: Path, tmp_path: Path) -> None:
+    """One that a signal left is written by no later step again; it would count among those to go back to."""
+    sets = ["training.checkpoint_every=4", "pretraining.training.checkpoint_every=4", "training.log_every=1"]
+    with pytest.raises(Interrupted):
+        headway.train(run_file, tmp_path / "run", sets, watch=StopAt(8))
+    checkpoints = Checkpoints(tmp_path / "run")
+    assert checkpoints.steps() == [6, 8]
+    weights = checkpoints.path(8) / "model.safetensors"
+    weights.write_bytes(flip(weights.read_bytes()))
+    with pytest.raises(Interrupted):
+        headway.train(run_file, tmp_path / "run", sets, resume=True, watch=StopAt(7))
+    assert sorted(os.listdir(checkpoints.directory)) == ["step-00000006", "step-00000007", "step-00000008.damaged"]
+    headway.train(run_file, tmp_path / "run", sets, resume=True)
+    assert sorted(os.listdir(checkpoints.directory)) == ["step-00000010", "step-00000011"]
+
+
+def test_where_a_checkpoint_cannot_be_read_none_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best one would be, as nobody would know which it is."""
+    checkpoints, model = Checkpoints(tmp_path), tiny_gpt()
+    for step in (2, 4, 6):
+        checkpoints.write(Snapshot.take(model, None, State(step, best_step=2)), keep=1)
+    assert checkpoints.steps() == [2, 6]
+    read = Path.read_text
+
+    def failing(path: Path, *given: Any, **options: Any) -> str:
+        if path.name == "state.json":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(path, *given, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", failing)
+        checkpoints.prune(6, 1)
+        assert not checkpoints.is_steady(6)
+        with pytest.raises(OSError, match=r"Input/output error: '.*step-00000006/state.json'"):
+            checkpoints.state(6)
+    assert checkpoints.steps() == [2, 6]
+    (checkpoints.path(6) / "state.json").unlink()  # which is damage, and says nothing of the disk
+    checkpoints.prune(6, 1)
+    assert checkpoints.steps() == [6]
 
 
 def test_where_all_are_damaged_nothing_is_deleted(run_file: Path, tmp_path: Path) -> None:
@@ -371,6 +413,41 @@ def test_a_disk_without_room_for_a_checkpoint_is_refused_before_the_first_step(
         headway.train(run_file, tmp_path / "another")
 
 
+def test_the_disk_that_counts_is_the_one_of_the_checkpoints(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Interrupted):
+        headway.train(run_file, tmp_path / "run", watch=StopAt(9))
+    asked: list[Path] = []
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: asked.append(path) or shutil._ntuple_diskusage(9, 9, 10**9))
+    headway.train(run_file, tmp_path / "run", resume=True)
+    assert asked == [tmp_path / "run" / "checkpoints"]
+
+
+def test_a_checkpoint_that_the_memory_cannot_hold_twice_names_the_way_out(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copied(*given: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9000000000000 bytes")
+
+    monkeypatch.setattr(checkpoint, "copied", copied)
+    with pytest.raises(UserError, match=r"out of memory for the checkpoint of step 2, .* lower model.layers"):
+        headway.train(run_file, tmp_path / "run")
+
+
+def test_whoever_quits_while_the_thread_begins_is_not_told_of_threads(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def quits(self: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", quits)
+        with pytest.raises(KeyboardInterrupt):
+            headway.train(run_file, tmp_path / "run")
+    assert headway.train(run_file, tmp_path / "run", resume=True).state.done
+
+
 def test_an_error_of_the_caller_waits_for_what_is_being_written(
     run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,6 +516,24 @@ def test_metrics_that_a_kill_tore_are_mended(run_file: Path, tmp_path: Path) -> 
     assert kept == [(record["step"], record.get("loss"), record.get("evaluation")) for record in whole.metrics]
 
 
+def test_a_record_that_was_damaged_is_kept_and_told(run_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        headway.train(run_file, tmp_path / "run", OFTEN, watch=StopAt(9))
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    lines = metrics.read_text().splitlines()
+    spoilt = "\n".join([*lines[:3], lines[3].replace("{", "["), *lines[4:], '{"torn'])
+    metrics.write_text(spoilt)
+    report = Said()
+    run = headway.train(run_file, tmp_path / "run", OFTEN, resume=True, report=report)
+    assert f"{metrics}: lines that cannot be read: 1, left out; all of it is in {metrics}.1" in report.lines
+    assert (tmp_path / "run" / "metrics.jsonl.1").read_text() == spoilt
+    assert [record["step"] for record in run.metrics if "loss" in record] == [1, 2, 3, 5, 6, 7, 8, 9, 10, 11]
+    metrics.unlink()
+    report = Said()
+    headway.train(run_file, tmp_path / "run", OFTEN, resume=True, report=report)
+    assert f"{metrics}: is gone; the record begins anew" in report.lines
+
+
 def test_what_a_killed_run_had_not_let_go_is_let_go_when_it_is_resumed(
     run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -456,5 +551,5 @@ def test_what_a_killed_run_had_not_let_go_is_let_go_when_it_is_resumed(
     weights.write_bytes(cut(weights.read_bytes()))
     seen: list[list[int]] = []
     headway.train(run_file, tmp_path / "damaged", resume=True, watch=lambda record: seen.append(checkpoints.steps()))
-    assert seen[0] == [2, 4, 6, 8, 10, 11]  # nothing new was saved yet
+    assert seen[0] == [2, 4, 6, 8, 10]  # nothing new was saved yet
     assert checkpoints.steps() == [10, 11]

@@ -21,10 +21,12 @@ import pytest
 import torch
 
 import headway
+from headway import files, making
 from headway.cli import run_command
 from headway.console import Lines
 from headway.errors import Interrupted, RunError, UserError
 from headway.files import Ownership, probe
+from headway.training import checkpoint
 from headway.training.engine import Outcome, Plain
 from tests.training.faults import CALL, LOGGED, Captured, until
 from tests.training.test_checkpoint import contents
@@ -124,6 +126,121 @@ def test_a_second_process_is_refused_and_a_dead_owner_is_not_one(
     assert run_command(command) == 0
     assert "in use" not in capsys.readouterr().err
     assert (tmp_path / "run" / ".lock").read_text() == ""
+
+
+def test_a_run_that_begins_while_another_waits_to_go_on_is_not_taken_over(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There was none when its settings would have been compared."""
+    build, others = making.build_model, []
+
+    def meanwhile(*given: Any) -> Any:
+        if not others:
+            others.append(None)
+            headway.train(run_file, tmp_path / "run", LOGGED)
+        return build(*given)
+
+    monkeypatch.setattr(making, "build_model", meanwhile)
+    with pytest.raises(RunError, match=r"another run has just begun there; .*or go on with that one: headway train"):
+        headway.train(run_file, tmp_path / "run", [*LOGGED, "training.learning_rate=0.5"], resume=True)
+    assert headway.load(tmp_path / "run").settings.training.learning_rate == 1e-3
+    assert not (tmp_path / "run" / "run.toml.1").exists()
+
+
+def test_what_a_run_is_compared_with_is_owned_already(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headway.train(run_file, tmp_path / "run", LOGGED)
+    check = making.check_directory
+
+    def owned(directory: Path, *given: Any) -> Any:
+        with pytest.raises(RunError, match="in use by process"), Ownership(directory):
+            pass
+        return check(directory, *given)
+
+    monkeypatch.setattr(files, "PATIENCE", 0.0)
+    monkeypatch.setattr(making, "check_directory", owned)
+    headway.train(run_file, tmp_path / "run", LOGGED, resume=True)
+
+
+@pytest.mark.skipif(files.fcntl is None, reason="there are no locks")
+def test_a_file_system_without_locks_is_one_to_train_on(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*given: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(files.fcntl, "flock", none)
+    assert headway.train(run_file, tmp_path / "run").state.done
+
+
+def test_a_disk_that_fails_is_told_by_what_was_being_written(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """And not by the lock that is let go of then, on the same disk."""
+    readonly = OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    class Failing:
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def __getattr__(self, name: str) -> Any:
+            if broken:
+                self.file.close()
+                raise readonly
+            return getattr(self.file, name)
+
+        def fileno(self) -> int:
+            return self.file.fileno()
+
+    broken: list[bool] = []
+    enter, write = Ownership.__enter__, files.write_synced
+
+    def entered(self: Ownership) -> Ownership:
+        enter(self)
+        self.handle = Failing(self.handle)  # type: ignore[assignment]
+        return self
+
+    def refused(path: Path, data: bytes) -> None:
+        if "step-00000008" in str(path) or broken:
+            broken.append(True)
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        write(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ownership, "__enter__", entered)
+        patch.setattr(checkpoint, "write_synced", refused)
+        assert run_command(["train", str(run_file), "--out", str(tmp_path / "run")]) == 2
+        assert "Read-only file system; mend that and go on with: headway train" in capsys.readouterr().err
+    assert run_command(["train", str(run_file), "--out", str(tmp_path / "run"), "--resume"]) == 0
+
+
+@pytest.mark.parametrize("name", ["run.toml", ".run.toml", "data.json", "metrics.jsonl", "state.json"])
+@pytest.mark.parametrize("problem", [errno.EIO, errno.EMFILE])
+def test_a_file_that_cannot_be_read_once_is_named_and_nothing_changes(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, name: str, problem: int
+) -> None:
+    with pytest.raises(Interrupted):
+        headway.train(run_file, tmp_path / "run", LOGGED, watch=StopAt(8))
+    before = contents(tmp_path / "run")
+    for read in ("read_text", "read_bytes"):
+        plain, left = getattr(Path, read), [1]
+
+        def failing(path: Path, *given: Any, plain: Any = plain, left: list[int] = left, **options: Any) -> Any:
+            if path.name == name and left:
+                left.clear()
+                raise OSError(problem, os.strerror(problem))
+            return plain(path, *given, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, read, failing)
+            assert run_command(["train", str(tmp_path / "run"), "--resume", "--set", "training.weight=0.5"]) == 2
+            shown = capsys.readouterr().err
+            named = f"/{name}: " in shown and os.strerror(problem) in shown
+            assert named or "training.weight: 1.0 there" in shown, shown
+        assert contents(tmp_path / "run") == before
+    assert headway.train(run_file, tmp_path / "run", LOGGED, resume=True).state.done
+    assert not (tmp_path / "run" / "run.toml.1").exists()
 
 
 def test_two_real_runs_on_one_directory(run_file: Path) -> None:

@@ -24,6 +24,7 @@ from headway.training import checkpoint
 from headway.training.checkpoint import Checkpoints, Snapshot, Writer
 from headway.training.engine import Outcome, Plain
 from headway.training.loop import Trainer
+from headway.training.optimizer import Optimizer
 from tests.training.faults import LOGGED, Spoilt
 from tests.training.test_checkpoint import Said, contents
 from tests.training.test_resume import StopAt, final_weights, same
@@ -72,6 +73,27 @@ def test_a_step_that_fails_in_its_update_is_not_saved(
     with pytest.raises(RuntimeError, match="half way"):
         headway.train(run_file, tmp_path / "run", RARELY)
     assert Checkpoints(tmp_path / "run").steps() == [6]
+
+
+def test_a_step_that_fails_behind_its_update_is_not_saved_as_the_one_before(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are there already, and the state does not know of it."""
+    whole = headway.train(run_file, tmp_path / "whole", RARELY)
+    plain, calls = Optimizer.zero_grad, [0]
+
+    def zero_grad(self: Optimizer) -> None:
+        calls[0] += 1
+        if calls[0] == 9:
+            raise MemoryError
+        plain(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Optimizer, "zero_grad", zero_grad)
+        with pytest.raises(UserError, match=r"out of memory at step 9.*the last checkpoint is of step 6"):
+            headway.train(run_file, tmp_path / "run", RARELY)
+    run = headway.train(run_file, tmp_path / "run", RARELY, resume=True)
+    assert same(final_weights(run.path), final_weights(whole.path))
 
 
 def test_an_evaluation_that_fails_costs_no_step(

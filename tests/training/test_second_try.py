@@ -17,7 +17,7 @@ from headway.files import append_line, read_json_lines
 from headway.tasks import QuestionAnswering
 from headway.training import loop
 from headway.training.checkpoint import Abandoned, Checkpoints, Snapshot, Writer
-from tests.training.faults import LOGGED
+from tests.training.faults import LOGGED, nobody_waits
 from tests.training.test_checkpoint import Said
 from tests.training.test_rescue import EVERY, scored
 from tests.training.test_resume import StopAt, final_weights, same
@@ -31,10 +31,14 @@ def steps(run: headway.Run) -> list[int]:
     return [record["step"] for record in run.metrics if "loss" in record]
 
 
+@pytest.mark.parametrize("at_hand", [True, False])
 @pytest.mark.parametrize("line", [3, 8, 12])  # of the first stage, of the second, its evaluation
 def test_a_line_that_could_not_be_written_leaves_no_gap(
-    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: int
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: int, at_hand: bool
 ) -> None:
+    """Nor does the one behind it, which was on its way already where nobody waits for a step."""
+    if not at_hand:
+        nobody_waits(monkeypatch)
     whole = headway.train(run_file, tmp_path / "whole", LOGGED)
     calls = [0]
 

@@ -1,6 +1,6 @@
 """Where a long text may be cut: at a place that no token crosses, of whatever kind.
 
-    a word| and another       before a space or line end, behind a character that is none
+    a word| and another       before a space, tab or line end, behind a character that is none
     {"key":"|value"}          behind a sign, before a letter or digit
     出発。|東京                the same
 
@@ -24,7 +24,7 @@ LONGEST = 4  # bytes of a character
 
 # What stands before a place, as UTF-8. Not among the signs: ' ’ - _, which may stand within a word.
 PLACE = re.compile(
-    rb"[\x21-\x7e\x80-\xff](?=[ \n\r])"
+    rb"[\x21-\x7e\x80-\xff](?=[ \t\n\r])"
     rb"|[!\"#%&()*+,./:;<=>?@\[\]{|}~](?=[0-9A-Za-z])"
     rb"|(?:\xe3\x80[\x81\x82]|\xef\xbc[\x81\x8c\x9a\x9b\x9f])(?=[\xe5-\xe9])"  # 、。！，：；？ before most of Han
 )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -26,6 +27,8 @@ from headway.text.cutting import parts
 MOST = 1 << 18  # words that are remembered
 LONGEST = 48  # characters of a word that is remembered
 ROW = 256
+ALL = {*range((sys.maxunicode + 1) // ROW)} - {*range(0xD8, 0xE0)}  # rows of Unicode; a surrogate is no character
+LESSONS = 16  # until all of them are learned
 
 LEARNING = threading.Lock()  # what is learned is of use as a whole only
 
@@ -45,6 +48,7 @@ class Lookup(dict[str, bytes]):
         self.rows: set[int] = set()
         self.classes: dict[str, set[int]] = {name: set() for name in PARTNERS}
         self.apart: set[int] = set()
+        self.lessons = 0
         self.rules = self.learn([0])
 
     def encode(self, text: str) -> bytes:
@@ -65,16 +69,18 @@ class Lookup(dict[str, bytes]):
 
     def learn(self, rows: Iterable[int]) -> tuple[re.Pattern[str], re.Pattern[str]]:
         """Ask for the classes of whole rows of code points: what finds a character that is not known by now, and what
-        cuts words."""
-        for row in set(rows) - self.rows:
+        cuts words. After a few lessons all is learned, as each makes the rules anew."""
+        self.lessons += 1
+        for row in set(rows if self.lessons < LESSONS else ALL) - self.rows:
             self.rows.add(row)
-            for code in range(row * ROW, (row + 1) * ROW):
-                if not 0xD800 <= code < 0xE000:  # half a surrogate pair is no character
-                    for name, partner in PARTNERS.items():
-                        if len(self.cut(partner + chr(code))) == 1:
-                            self.classes[name].add(code)
-                    if len(self.cut(2 * chr(code))) == 2:
-                        self.apart.add(code)
+            codes = range(row * ROW, (row + 1) * ROW)
+            alike = len(self.cut("".join(map(chr, codes)))) == 1  # in one word: all of them are of one class
+            for code in codes[:1] if alike else codes:
+                for name, partner in PARTNERS.items():
+                    if len(self.cut(partner + chr(code))) == 1:
+                        self.classes[name].update(codes if alike else [code])
+                if not alike and len(self.cut(2 * chr(code))) == 2:
+                    self.apart.add(code)
         letter, number, space = (character_class(self.classes[name]) for name in PARTNERS)
         known = character_class({row * ROW + column for row in self.rows for column in range(ROW)})
         apart = character_class(self.apart)

@@ -50,7 +50,9 @@ def test_a_tokenizer_learns_the_same_from_one_long_text(kind: str, monkeypatch: 
     assert KINDS[kind].train([text], size).to_json() == whole
 
 
-@pytest.mark.parametrize("text", ["some words ", '{"key":["value",12],', "東京は日本。東にある、", "line\r\n"])
+@pytest.mark.parametrize(
+    "text", ["some words ", "some\twords\t", '{"key":["value",12],', "東京は日本。東にある、", "line\r\n"]
+)
 def test_the_library_never_sees_a_long_text(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutting, "PART", 200)
     cut = list(parts(text * 1000))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.errors import TextError
-from headway.text import BPE
+from headway.text import BPE, lookup
 
 PIECES = [
     *"ab1-,.’½é東京はカーｶ々。、・한ไ\U00020000",
@@ -50,6 +50,23 @@ def test_looking_words_up_needs_to_know_every_character(rule: str) -> None:
     for text in ("a東", "a  東 b東東", "½1½", "b\u0301", "\u3000\u3000 a", "word\U0001d400"):
         fresh = RULES[rule].lookup(np.dtype("<u2"))
         assert np.frombuffer(fresh.encode(text), np.uint16).tolist() == RULES[rule].encode_whole(text).tolist()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_all_rows_are_learned_after_a_few(rule: str) -> None:
+    """Text of many scripts would make the rules anew again and again; what is learned at once is what each would be."""
+    tokenizer = RULES[rule]
+    fresh = tokenizer.lookup(np.dtype("<u2"))
+    chosen = random.Random(0)
+    for _ in range(300):
+        text = "".join(
+            chr(chosen.choice((chosen.randrange(0x3000), chosen.randrange(0xE000, 0x110000)))) for _ in range(9)
+        )
+        assert np.frombuffer(fresh.encode(text), np.uint16).tolist() == tokenizer.encode_whole(text).tolist()
+    assert fresh.lessons <= lookup.LESSONS and len(fresh.rows) == 0x1100 - 8
+    for code in (chosen.choice((chosen.randrange(0x3000), chosen.randrange(0xE000, 0x110000))) for _ in range(5000)):
+        for name, partner in lookup.PARTNERS.items():
+            assert (code in fresh.classes[name]) == (len(fresh.cut(partner + chr(code))) == 1), hex(code)
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a word, \udc00", "東\ud800"])

@@ -36,7 +36,7 @@ FOREIGN_MARKS = {
 PARQUET = b"PAR1"  # what such a file begins with
 PACKINGS = (  # by which a file may be packed: its name, the ending of file names, what it begins with
     ("gzip", ".gz", rb"\x1f\x8b"),
-    ("bzip2", ".bz2", rb"BZh[1-9]1AY&"),
+    ("bzip2", ".bz2", rb"BZh[1-9](1AY&|\x17\x72\x45\x38)"),  # a block, or the end where there is none
     ("xz", ".xz", rb"\xfd7zXZ\0"),
     ("zstd", ".zst", rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # the second: as pzstd begins
 )

@@ -151,6 +151,22 @@ def test_packed_files_are_unpacked(packed: str, form: str) -> None:
     assert contents(prepare([other], "out", tokenizer)) == expected(read_documents(plain), tokenizer)
 
 
+@pytest.mark.parametrize("padding", [b"", bytes(8)], ids=["", "padded"])
+@pytest.mark.parametrize("packed", [".gz", ".bz2", ".xz"])
+def test_every_stream_of_a_packed_file_is_read_or_refused(packed: str, padding: bytes) -> None:
+    """As `cat a.xz b.xz` and `pbzip2` make them: text behind a stream that Python's own readers take for the last."""
+    raw = Path(story("txt")).read_bytes()
+    parts = [b"", raw[:100], b"", raw[100:], b""]
+    streams = [PACKERS[packed](part) + padding for part in parts]
+    Path(f"a.txt{packed}").write_bytes(b"".join(streams))
+    assert contents(prepare([f"a.txt{packed}"], "a", "bytes")) == expected(read_documents("story.txt"), Bytes())
+    last = bytearray(streams[3])
+    last[len(last) // 2] ^= 1
+    for name, ending in {"cut": streams[3][: -len(padding) - 5], "bits": bytes(last), "more": b"no stream"}.items():
+        Path(f"{name}.txt{packed}").write_bytes(b"".join(streams[:3]) + ending)
+        assert f"{name}.txt{packed}: broken or cut-off" in refusal([f"{name}.txt{packed}"], name, "bytes", errors="replace")
+
+
 def test_zstd_in_several_frames_and_cut_off() -> None:
     zstandard = pytest.importorskip("zstandard")
     raw = Path(story("txt")).read_bytes()

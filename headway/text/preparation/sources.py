@@ -105,8 +105,8 @@ class Unpacked:
             raise DataError(f"{path}: not {wanted}, in spite of its name; compress it, or rename it")
         openers: dict[str, Callable[[BinaryIO], Any]] = {
             "gzip": lambda file: gzip.GzipFile(fileobj=file),
-            "bzip2": bz2.BZ2File,
-            "xz": lzma.LZMAFile,
+            "bzip2": lambda file: Streams(file, bz2.BZ2Decompressor),
+            "xz": lambda file: Streams(file, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ)),
             "zstd": lambda file: Zstd(file, path),
         }
         self.stream = openers[self.kind](self.file) if self.kind else self.file
@@ -142,6 +142,34 @@ class Unpacked:
     def stored(self) -> int:
         """How far it has been read, in bytes as they lie on disk."""
         return self.file.tell()
+
+
+class Streams:
+    """Unpacks bzip2 or xz, stream after stream. Python's own files take a stream that is broken, behind one that is not,
+    or padding, for the end."""
+
+    def __init__(self, file: BinaryIO, unpacker: Callable[[], Any]) -> None:
+        self.file, self.unpacker = file, unpacker
+        self.stream = unpacker()
+
+    def read(self, size: int) -> bytes:
+        made: list[bytes] = []
+        while size > 0:
+            packed = b""
+            if self.stream.eof:
+                packed = self.stream.unused_data.lstrip(b"\0")
+                while not packed and (more := self.file.read(STEP)):
+                    packed = more.lstrip(b"\0")
+                if not packed:
+                    break
+                self.stream = self.unpacker()
+            elif self.stream.needs_input:
+                packed = self.file.read(STEP)
+                if not packed:
+                    raise EOFError("it ends within a stream")
+            made.append(self.stream.decompress(packed, size))
+            size -= len(made[-1])
+        return b"".join(made)
 
 
 class Zstd:

@@ -155,7 +155,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def as_json(value: Any) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    """A value as it is kept. A file's name may be no UTF-8: what of it is not is spelled \\udce9, as JSON does."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

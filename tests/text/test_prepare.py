@@ -11,6 +11,7 @@ import json
 import lzma
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -163,8 +164,9 @@ def test_every_stream_of_a_packed_file_is_read_or_refused(packed: str, padding: 
     last = bytearray(streams[3])
     last[len(last) // 2] ^= 1
     for name, ending in {"cut": streams[3][: -len(padding) - 5], "bits": bytes(last), "more": b"no stream"}.items():
-        Path(f"{name}.txt{packed}").write_bytes(b"".join(streams[:3]) + ending)
-        assert f"{name}.txt{packed}: broken or cut-off" in refusal([f"{name}.txt{packed}"], name, "bytes", errors="replace")
+        path = f"{name}.txt{packed}"
+        Path(path).write_bytes(b"".join(streams[:3]) + ending)
+        assert f"{path}: broken or cut-off" in refusal([path], name, "bytes", errors="replace")
 
 
 def test_zstd_in_several_frames_and_cut_off() -> None:
@@ -481,9 +483,8 @@ if __name__ == "__main__":
     reading = blocks.Reading()
     worker = Worker(reading, Bytes())
     with workers(2, worker) as submit:
-        for block in blocks.blocks([Source.at("story.txt")], reading):
-            if block.data is not None:
-                submit(worker.encode, block).result()
+        for batch in blocks.batches(blocks.blocks([Source.at("story.txt")], reading)):
+            submit(worker.encode, batch).result()
         Path("children").write_text(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text())
         os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -517,16 +518,35 @@ def test_sigterm_ends_a_worker_and_what_a_terminal_sends_does_not() -> None:
     block = next(block for block in blocks.blocks([source], reading) if block.data is not None)
     worker = Worker(reading, Bytes())
     with workers(2, worker) as give:
-        wanted = give(worker.encode, block).result().tokens
+        wanted = give(worker.encode, [block]).result()[0].tokens
         children = workers_of_this_process(1)
         for child in children:
             for number in (signal.SIGINT, signal.SIGHUP):
                 os.kill(int(child), number)
-        assert [give(worker.encode, block).result().tokens for _ in range(20)] == [wanted] * 20
+        assert [give(worker.encode, [block]).result()[0].tokens for _ in range(20)] == [wanted] * 20
         assert all(alive(child) for child in children)
         for child in workers_of_this_process(1):
             os.kill(int(child), signal.SIGTERM)
         wait_for(lambda: not any(alive(child) for child in children), 10)
+
+
+class InterruptedWorker(Worker):
+    def __reduce__(self) -> Any:
+        return amid_ctrl_c, super().__reduce__()
+
+
+def amid_ctrl_c(build: Any, arguments: Any) -> Worker:
+    os.kill(os.getpid(), signal.SIGINT)
+    return build(*arguments)
+
+
+def test_ctrl_c_is_not_heard_by_a_worker_that_only_starts() -> None:
+    reading = Reading()
+    batch = [block for block in blocks.blocks([Source.at(story("txt"))], reading) if block.data is not None]
+    with workers(2, InterruptedWorker(reading, Bytes())) as give:
+        made = give(Worker.encode, batch).result()
+    assert [part.tokens for part in made] == [Worker(reading, Bytes()).encode(block).tokens for block in batch]
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])  # all are heard here again
 
 
 def test_a_worker_that_is_killed_ends_the_others_and_is_told() -> None:
@@ -942,6 +962,59 @@ def test_characters_the_tokenizer_does_not_know_are_named_with_their_line() -> N
     write("b.txt", "fine\n□\n")
     assert "b.txt:2: '□' (U+25A1) at character 1 is reserved for padding" in refusal(["b.txt"], "x", "characters")
     assert contents(prepare(["b.txt"], "x", "words")) == expected(["fine", "□"], Words.train(["fine", "□"]))
+
+
+def test_the_character_is_counted_in_its_line_whatever_is_a_document() -> None:
+    lines = ["abc"] * 40 + ["ab, abß abc"] + ["abc"] * 40
+    write("a.txt", "\n".join(lines))
+    for known in (Characters("abc, \n"), Words(["a", "b", "c", ",", " ", "\n"])):
+        for documents in ("lines", "file"):
+            assert "a.txt:41: never seen in training: 'ß' (U+00DF), first at character 7" in refusal(
+                ["a.txt"], "x", known, documents=documents
+            )
+    write("a.txt", "\n".join(lines).replace("ß", "□"))
+    for documents in ("lines", "file"):
+        assert "a.txt:41: '□' (U+25A1) at character 7 is reserved" in refusal(
+            ["a.txt"], "x", "characters", documents=documents
+        )
+
+
+def test_the_character_of_a_line_without_end_is_counted_from_a_byte_that_is_named() -> None:
+    text = "abc\n" * 40 + "abc " * 1000 + "ß"
+    write("a.txt", text)
+    said = refusal(["a.txt"], "x", Characters("abc \n"))
+    found = re.search(r"a\.txt:41: .* first at character ([0-9]+); .* counted from byte ([0-9,]+) on\)", said)
+    assert found and int(found[2].replace(",", "")) + int(found[1]) == len(text)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_small_files_are_worked_on_together(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "MOST_TOGETHER", 7)
+    monkeypatch.setattr(preparing, "ALONE", 0)
+    Path("many").mkdir()
+    for number in range(60):
+        write(f"many/{number:02d}.txt", "" if number in (7, 30) else f"line {number}\nb" * (number % 5) + "\n")
+    said = io.StringIO()
+    made = prepare(["many"], "out", "bytes", workers=workers, report=Lines(said))
+    texts = [
+        text for path in sorted(Path("many").iterdir()) if path.read_text().strip() for text in read_documents(path)
+    ]
+    assert contents(made) == expected(texts, Bytes())
+    assert said.getvalue().count("there is no text in it; passed over") == 11
+    write("many/33.txt", "fine\nwr\xf6ng\n".encode("latin-1"))
+    assert "many/33.txt:2: not UTF-8 at byte 3" in refusal(["many"], "x", "bytes", workers=workers)
+
+
+def test_a_file_may_have_a_name_that_is_no_utf8() -> None:
+    name = os.fsdecode(b"caf\xe9.txt")
+    try:
+        write(name, "some words\n")
+    except OSError:
+        pytest.skip("the file system wants UTF-8")
+    made = prepare([name], "out", "bytes")
+    said = io.StringIO()
+    assert contents(prepare([name], "out", "bytes", resume=True, report=Lines(said))) == contents(made)
+    assert "out: finished already" in said.getvalue()
 
 
 def test_wrong_columns_files_and_folders(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,7 @@ from headway.text.preparation.sources import FORMS, Source, Unpacked
 BLOCK = 1 << 20  # bytes
 LONG_LINE = 4 * BLOCK  # a longer one is cut within
 LONGEST_CELL = 1 << 26  # of a .csv file: beyond it, a quote was probably not closed
+MOST_TOGETHER = 1000  # blocks in a batch
 BETWEEN = b"\xff"  # texts that are packed
 
 FIRST_LINE = re.compile(rb"\s*[^\r\n]*")  # that is not blank
@@ -120,6 +121,24 @@ def blocks(sources: list[Source], reading: Reading, begin: Place | None = None) 
         find = {"csv": csv_blocks, "parquet": parquet_blocks}.get(source.form, byte_blocks)
         yield from find(source, reading, place)
         yield Block(Place(number), source.form, None, source.size)
+
+
+def batches(found: Iterator[Block]) -> Iterator[list[Block]]:
+    """Blocks in the order found, several small ones together: what is worth sending to another process."""
+    batch: list[Block] = []
+    size = 0
+    for block in found:
+        batch.append(block)
+        size += length(block)
+        if size >= BLOCK // 2 or len(batch) == MOST_TOGETHER:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def length(block: Block) -> int:
+    return block.data.characters if isinstance(block.data, Rows) else len(block.data or b"")
 
 
 def check_sources(sources: list[Source], reading: Reading) -> None:

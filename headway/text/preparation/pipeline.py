@@ -38,8 +38,10 @@ from headway.text.preparation.blocks import (
     Place,
     Reading,
     Rows,
+    batches,
     blocks,
     check_sources,
+    length,
     located,
     texts_of,
 )
@@ -429,20 +431,20 @@ class Preparation:
             workers(self.workers, worker) as submit,
             self.report.progress(f"{name}, MB", total, done // MB) as progress,
         ):
-            waiting: deque[tuple[Block, Future[Any] | None]] = deque()
-            found = blocks(sources, reading, begin)
+            waiting: deque[tuple[list[Block], Future[list[Any]]]] = deque()
+            found = batches(blocks(sources, reading, begin))
             while True:
-                while len(waiting) <= 2 * self.workers and (block := next(found, None)) is not None:
-                    future = submit(job, block) if block.data is not None else None
-                    waiting.append((replace(block, data=None), future))
+                while len(waiting) <= 2 * self.workers and (batch := next(found, None)) is not None:
+                    future = submit(job, batch)
+                    waiting.append(([replace(block, data=None) for block in batch], future))
                 if not waiting:
                     break
-                block, future = waiting.popleft()
-                try:
-                    yield block, future.result() if future else None
-                except Misread as problem:
-                    raise located(problem, block, sources[block.place.source], reading) from None
-                done = int(sizes[block.place.source]) + block.stored
+                batch, future = waiting.popleft()
+                for block, made in zip(batch, future.result(), strict=False):
+                    if isinstance(made, Misread):
+                        raise located(made, block, sources[block.place.source], reading)
+                    yield block, made
+                done = int(sizes[batch[-1].place.source]) + batch[-1].stored
                 speed = (self.written - first) / (time.monotonic() - began)
                 progress.update(min(done // MB, total - 1), {"tokens_per_second": speed} if speed else {})
             progress.update(total, {"tokens_per_second": speed} if speed else {})
@@ -477,7 +479,7 @@ class Preparation:
     def sample(self) -> tuple[list[tuple[int, Block]], int]:
         """(number, block) of every stride-th block, as many as fit SAMPLE, and the stride: a power of two."""
         kept: list[tuple[int, Block, int]] = []
-        stride = 1
+        stride, size = 1, 0
         found = (block for block in blocks(self.plan.sources, self.plan.reading) if block.data is not None)
         total = -(-self.plan.bytes // MB)
         before = np.cumsum([0] + [source.size for source in self.plan.sources])
@@ -485,9 +487,11 @@ class Preparation:
             for number, block in enumerate(found):
                 if number % stride == 0:
                     kept.append((number, without_lines(block), length(block)))
-                while len(kept) > 1 and sum(size for *_, size in kept) > SAMPLE:
+                    size += length(block)
+                while len(kept) > 1 and size > SAMPLE:
                     stride *= 2
                     kept = [each for each in kept if each[0] % stride == 0]
+                    size = sum(length for *_, length in kept)
                 progress.update(int(before[block.place.source] + block.stored) // MB, {})
         return [(number, block) for number, block, _ in kept], stride
 
@@ -515,10 +519,6 @@ def amount(size: int) -> str:
         if size >= unit:
             return f"{size / unit:,.1f} {name}"
     return counted(size, "byte")
-
-
-def length(block: Block) -> int:
-    return block.data.characters if isinstance(block.data, Rows) else len(block.data or b"")
 
 
 def without_lines(block: Block) -> Block:

@@ -14,6 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from shlex import quote
 from typing import Any, BinaryIO
@@ -55,7 +56,7 @@ class Source:
         except DataError:  # gone, or there is nothing in it any more
             return False
 
-    @property
+    @cached_property
     def form(self) -> str:
         """'tsv', 'csv', 'jsonl' or 'parquet' by its name; anything else is text."""
         name = Path(self.path).name.lower()
@@ -145,8 +146,8 @@ class Unpacked:
 
 
 class Streams:
-    """Unpacks bzip2 or xz, stream after stream. Python's own files take a stream that is broken, behind one that is not,
-    or padding, for the end."""
+    """Unpacks bzip2 or xz, stream after stream. What Python has for that takes padding, or a stream that is broken, for
+    the end of the file where it stands behind a whole one."""
 
     def __init__(self, file: BinaryIO, unpacker: Callable[[], Any]) -> None:
         self.file, self.unpacker = file, unpacker

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-from pathlib import Path
 
 from headway.errors import DataError, UserError
 from headway.text import Pair, read_documents, read_pairs, read_parallel
-from headway.text.plain import counted, refuse_pipe
-from headway.text.readers import a_few, json_object, read_lines
+from headway.text.plain import counted, refuse_pipe, silent
+from headway.text.readers import TABLES, a_few, format_of, json_object, read_lines, table
 from headway.text.shards import Shards, has_shards
 
 
@@ -48,26 +47,27 @@ def describe_file(file: str, errors: str, strict: bool = False, column: str | No
     if column is not None:
         documents = read_documents(file, column=column, errors=errors, say=say_aside)
         return f"{counted(len(documents), 'row')} of column {column}, {describe_texts(documents)}"
-    suffix = Path(file.removesuffix(".gz")).suffix
-    names = column_names(file, suffix, errors)
-    if {"source", "target"} <= names:
+    form, names = format_of(file), column_names(file, errors)
+    if form != "tsv" and {"source", "target"} <= {*names}:
         return describe_translation(file, None, errors, strict)
-    if suffix == ".tsv" or "question" in names:
+    if "question" in names or (form == "tsv" and len(names) <= 2 and "text" not in names):
         pairs = read_pairs(file, errors=errors, say=say_aside)
         return f"{counted(len(pairs), 'question')} {'without' if pairs[0].target is None else 'with'} answers"
     documents = read_documents(file, errors=errors, say=say_aside)
     return f"{counted(len(documents), 'line')}, {describe_texts(documents)}"
 
 
-def column_names(file: str, suffix: str, errors: str) -> set[str]:
-    """What a .csv calls its columns, or a .jsonl those of its first whole object; nothing of other files."""
-    if suffix not in (".csv", ".jsonl"):
-        return set()
+def column_names(file: str, errors: str) -> list[str]:
+    """What the first row of a .csv or .tsv holds, or the keys of the first whole object in a .jsonl; nothing of other
+    files."""
+    form = format_of(file)
+    if form not in TABLES:
+        return []
     refuse_pipe(file)  # the rows of a table are read when its columns are known
-    lines = [line for _, line in read_lines(file, errors=errors)]
-    if suffix == ".csv":
-        return {name.strip(' "') for name in lines[0].split(",")}
-    return set(next((item for line in lines if (item := json_object(line)[0])), {}))
+    if form == "jsonl":
+        lines = (line for _, line in read_lines(file, errors=errors))
+        return [*next((item for line in lines if (item := json_object(line)[0])), {})]
+    return [cell.strip() for cell in table(file, errors, silent)[0][1]]
 
 
 def describe_texts(texts: list[str]) -> str:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+PIECE = 1 << 20  # bytes of records read at once
 INTERVAL = 1.0  # seconds between two pictures
 SILENT = 60.0  # seconds without a record after which a live run is called silent, where its records come faster
 LONG = 1e9  # seconds that no run trains
@@ -87,8 +89,9 @@ def entry(line: bytes) -> Entry | None:
         return None
 
 
+@lru_cache
 def printable(text: str) -> str:
-    """Without what would move a terminal's cursor."""
+    """Without what would move a terminal's cursor. The same text is one object, however many records it is in."""
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
@@ -114,19 +117,27 @@ class Tail:
                     self.file, self.offset, self.entries = status.st_ino, 0, []
                 self.changed = status.st_mtime
                 file.seek(self.offset)
-                self.take(file.read())
+                rest = b""
+                while piece := file.read(PIECE):
+                    rest = self.take(rest + piece)
+                self.take_last(rest)
         except FileNotFoundError:
             self.file, self.offset, self.entries = 0, 0, []
         except OSError as error:
             raise RunError(f"{self.path}: cannot be read ({error.strerror}); ask its owner for leave") from None
 
-    def take(self, data: bytes) -> None:
+    def take(self, data: bytes) -> bytes:
+        """Add the lines that are whole; what is behind them."""
         *lines, rest = data.split(b"\n")
         for line in lines:
             self.add(entry(line))
-        last = entry(rest)  # a piece of a record is no JSON, so what can be read is whole
+        self.offset += len(data) - len(rest)
+        return rest
+
+    def take_last(self, line: bytes) -> None:
+        last = entry(line)  # a piece of a record is no JSON, so what can be read is whole
         self.add(last)
-        self.offset += len(data) - (0 if last else len(rest))
+        self.offset += len(line) if last else 0
 
     def add(self, new: Entry | None) -> None:
         if new is None:

@@ -944,6 +944,31 @@ def test_data_check_names_everything_wrong_with_json_lines_at_once(
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.tsv", "id\ttext\n1\tone\n2\ttwo\n", "2 lines, 6 characters"),
+        ("a.tsv", "one\nthree\n", "2 questions without answers"),
+        ("a.TSV", "q?\ta\n", "1 question with answers"),
+        ("a.CSV", "question,answer\nq?,a\n", "1 question with answers"),
+        ("a.csv", 'n,"source ",target\n1,eins,one\n', "1 pair\n"),
+        ("a.csv", '"source,target",text\n1,eins\n', "1 line, 4 characters"),
+        ("a.csv", '\n"question\nof all",text\n1,eins\n', "1 line, 4 characters"),
+    ],
+)
+def test_data_check_goes_by_the_columns(tmp_path: Path, capsys: Captured, name: str, content: str, said: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert run_command(["data", "check", str(tmp_path / name)]) == 0
+    assert f"{name}: {said}" in capsys.readouterr().out
+
+
+def test_data_check_asks_for_the_column_of_a_table_with_several(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "a.tsv").write_text("id\tyear\tnote\n1\t1999\tone\n")
+    assert run_command(["data", "check", str(tmp_path / "a.tsv")]) == 2
+    assert "which column is the text? found: 'id', 'year', 'note'" in capsys.readouterr().err
+    assert run_command(["data", "check", str(tmp_path / "a.tsv"), "--column", "note"]) == 0
+
+
+@pytest.mark.parametrize(
     ("name", "content", "line"),
     [
         ("pairs.csv", 'target, source\n"a dog, running",ein Hund\ngrass,das Gras\n,leer\n', 4),

@@ -15,6 +15,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -102,7 +103,8 @@ def test_a_file_read_while_it_grows_is_what_it_is_in_the_end(data: st.DataObject
     tail = Tail(path)
     for place in [*places, len(text)]:
         path.write_bytes(text[:place])
-        tail.read()
+        with mock.patch.object(watching, "PIECE", data.draw(st.sampled_from([1, 7, 100, 1 << 20]))):
+            tail.read()
         whole = [line for line in text[:place].split(b"\n") if line.endswith(b"}")]
         assert [each.step for each in tail.entries] == list(range(1, len(whole) + 1))
     assert [each.values["loss"] for each in tail.entries] == [record["loss"] for record in records]

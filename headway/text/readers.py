@@ -73,7 +73,7 @@ def read_documents(
         raise SettingsError([f'documents = {documents!r}: "lines" or "file" is wanted'])
     texts: list[str] = []
     for file in files_at(path, say):
-        form = _format(file)
+        form = format_of(file)
         if form in TABLES:
             read = _json_column if form == "jsonl" else _table_column
             texts += _without_blanks(file, read(file, column, errors, say), say)
@@ -88,7 +88,7 @@ def read_documents(
 
 def say_json(file: str | Path, say: Notes) -> None:
     """Say that JSON is read as the text that it is where its name does not promise an object a line."""
-    if _format(file) == "json":
+    if format_of(file) == "json":
         say(f"{file}: read as plain text; of a .jsonl file, with an object a line, the texts alone are read")
 
 
@@ -108,7 +108,7 @@ def read_pairs(
 
     answers=True demands answers, None takes them where they are, False leaves them out.
     """
-    form = _format(path)
+    form = format_of(path)
     if form == "jsonl":
         rows = _json_pairs(path, answers, columns, errors, say)
     elif form == "csv" or columns:
@@ -233,7 +233,7 @@ def a_few(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN_FILES]) + more
 
 
-def _format(path: str | Path) -> str:
+def format_of(path: str | Path) -> str:
     """'tsv', 'csv', 'jsonl', or whatever else the name ends in, a final .gz aside."""
     return Path(Path(path).name.lower().removesuffix(".gz")).suffix.removeprefix(".")
 
@@ -246,10 +246,10 @@ def _numbered_lines(text: str) -> Iterator[tuple[int, str]]:
 # ---- tables: .tsv and .csv
 
 
-def _table(path: str | Path, errors: str, say: Notes) -> list[Row]:
+def table(path: str | Path, errors: str, say: Notes) -> list[Row]:
     """The rows of a .csv file, or of any other as TSV, in which quotation marks mean nothing."""
     text = read_text(path, errors=errors, say=say)
-    if _format(path) == "csv":
+    if format_of(path) == "csv":
         rows = list(_csv_rows(path, text))
     else:
         rows = [(number, line.split("\t")) for number, line in _numbered_lines(text)]
@@ -264,7 +264,7 @@ def _empty_rows(path: str | Path, errors: str) -> list[int]:
     """The lines of a table, or of JSON lines, that hold nothing."""
     text = read_text(path, errors=errors)
     lines = ((line, [content]) for line, content in _numbered_lines(text))
-    return [line for line, cells in (_csv_rows(path, text) if _format(path) == "csv" else lines) if not filled(cells)]
+    return [line for line, cells in (_csv_rows(path, text) if format_of(path) == "csv" else lines) if not filled(cells)]
 
 
 def filled(cells: list[str]) -> bool:
@@ -290,14 +290,14 @@ def _csv_rows(path: str | Path, text: str) -> Iterator[Row]:
 
 def _table_column(path: str | Path, column: str | int | None, errors: str, say: Notes) -> list[str]:
     """The text column of a table, a cell a row."""
-    rows = _table(path, errors, say)
+    rows = table(path, errors, say)
     if column is None:
         names = [cell.strip() for cell in rows[0][1]]
         if "text" in names:
             column = "text"
         elif len(names) == 1:
             column = 0
-            if found := [sign for sign in ";\t|" if _format(path) == "csv" and sign in names[0]]:
+            if found := [sign for sign in ";\t|" if format_of(path) == "csv" and sign in names[0]]:
                 say(f"{path}: read as one column; if {found[0]!r} stands between several, save it with commas")
         else:
             raise DataError(
@@ -366,7 +366,7 @@ def _table_pairs(
     path: str | Path, answers: bool | None, columns: tuple[str | int, str | int], errors: str, say: Notes
 ) -> list[Row]:
     """Questions, and answers if wanted, from the named columns of a table."""
-    rows = _table(path, errors, say)
+    rows = table(path, errors, say)
     header = [cell.strip() for cell in rows[0][1]]
     answer = columns[1]
     present = int(answer) < len(header) if is_index(answer) else answer in header
@@ -375,7 +375,7 @@ def _table_pairs(
 
 def _plain_pairs(path: str | Path, answers: bool | None, errors: str, say: Notes) -> list[Row]:
     """`question<TAB>answer` or `question` rows. In a mixed file the rarer shape is the mistake."""
-    rows = _table(path, errors, say)
+    rows = table(path, errors, say)
     _say_header(path, rows, ("question", "answer"), say)
     widths = [len(cells) for _, cells in rows]
     if answers or widths.count(2) >= widths.count(1):
@@ -405,7 +405,7 @@ def _parallel_lines(source: str | Path, target: str | Path, errors: str, say: No
     if os.path.isfile(source) and os.path.isfile(target) and os.path.samefile(source, target):
         raise DataError(f"{target}: given as source and as target; name the file that holds the other side")
     for path in (source, target):
-        if _format(path) in TABLES:
+        if format_of(path) in TABLES:
             say(f"{path}: read line by line, as one side; leave the other file out where this table holds both")
     sides = [list(_numbered_lines(read_text(path, errors=errors, say=say))) for path in (source, target)]
     counts = [len(lines) for lines in sides]
@@ -419,14 +419,14 @@ def _parallel_lines(source: str | Path, target: str | Path, errors: str, say: No
 
 def _parallel_table(path: str | Path, columns: Sequence[str | int] | None, errors: str, say: Notes) -> list[Row]:
     """Two columns of a table. Without names or indexes a TSV row may go on after the second, with what it likes."""
-    form = _format(path)
+    form = format_of(path)
     named = columns or ("source", "target")
     way = "" if columns else "name its two columns: task.source_column, task.target_column"
     if form == "jsonl":
         if any(is_index(key) for key in named):
             raise DataError(f"{path}: a .jsonl file has keys, not columns with numbers; name two of them, not {named}")
         return _json_strings(path, _json_objects(path, errors, say), [str(key) for key in named], way)
-    rows = _table(path, errors, say)
+    rows = table(path, errors, say)
     if form == "csv" or columns:
         line, header = rows[0]
         if form == "csv" and len(header) == 1 and (found := [sign for sign in ";\t|" if sign in header[0]]):

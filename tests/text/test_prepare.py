@@ -273,6 +273,9 @@ def test_columns_of_parquet_that_are_no_text_or_share_a_name() -> None:
     columns = [pyarrow.array(each) for each in (["x", "y"], ["one", "two"])]
     parquet.write_table(pyarrow.table(columns, names=["text", "text"]), "a.parquet")
     assert contents(prepare(["a.parquet"], "second", Bytes(), column=1)) == expected(["one", "two"], Bytes())
+    inside = {"text": [{"en": "uno"}] * 2, "text.en": ["one", "two"]}  # a name that also leads into a column
+    parquet.write_table(pyarrow.table(inside), "a.parquet")
+    assert contents(prepare(["a.parquet"], "dot", Bytes(), column="text.en")) == expected(["one", "two"], Bytes())
 
 
 def test_folders_patterns_and_the_order_of_files() -> None:

@@ -327,9 +327,11 @@ def parquet_blocks(source: Source, reading: Reading, begin: Place) -> Iterator[B
             first = passed = 0
             while first < len(groups) and passed + groups[first] <= begin.begin:
                 first, passed = first + 1, passed + groups[first]
-            batches = file.iter_batches(256, row_groups=range(first, len(groups)), columns=[names[column]])
-            alike = names[:column].count(names[column])  # columns of the same name before it, which are read too
-            cells = (cell or "" for batch in batches for cell in batch.column(alike).to_pylist())
+            name = names[column]
+            parts = file.iter_batches(256, row_groups=range(first, len(groups)), columns=[name])
+            alike = names[:column].count(name)  # columns of the same name before it, which are read too
+            found = ([part.column(at) for at, each in enumerate(part.schema.names) if each == name] for part in parts)
+            cells = (cell or "" for columns in found for cell in columns[alike].to_pylist())
             texts = islice(enumerate(cells, passed + 1), begin.begin - passed, None)
             for row, data in grouped(texts, begin.begin):
                 stored = source.size * (row + data.count) // sum(groups)

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -22,7 +23,7 @@ from headway import __version__
 from headway.console import Lines, show_anything
 from headway.cores import share_cores
 from headway.errors import Interrupted, Quit, UserError, hear_no_more
-from headway.files import is_full, is_unread, to_nowhere
+from headway.files import expanded, is_full, is_unread, to_nowhere
 
 app = typer.Typer(
     help="Train small sequence models on your own text, look inside them, ask them questions.",
@@ -34,6 +35,7 @@ app = typer.Typer(
 data_app = typer.Typer(help="Data sets, and checks of your own files.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 
+path_option = partial(typer.Option, parser=expanded, metavar="PATH")  # of --out=~/here the shell leaves the ~ as it is
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/demo/pretrained.")]
 Sets = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads it
@@ -98,7 +100,7 @@ def root(
 
 @app.command()
 def demo(
-    out: Annotated[Optional[Path], typer.Option(help="Where the runs and the report go; runs/demo.")] = None,  # noqa: UP045
+    out: Annotated[Optional[Path], path_option(help="Where the runs and the report go; runs/demo.")] = None,  # noqa: UP045
     seed: Annotated[int, typer.Option(min=0, max=SEEDS, help="Of the models; the world stays the same.")] = 0,
     sets: Sets = None,
 ) -> None:
@@ -120,7 +122,7 @@ def train(
         typer.Argument(metavar="RECIPE|run.toml", help="A recipe, a run file, or a run directory to repeat or resume."),
     ] = None,
     sets: Sets = None,
-    out: Annotated[Optional[Path], typer.Option(help="The run directory; runs/NAME without it.")] = None,  # noqa: UP045
+    out: Annotated[Optional[Path], path_option(help="The run directory; runs/NAME without it.")] = None,  # noqa: UP045
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
     back_to: Annotated[
         Optional[int],  # noqa: UP045
@@ -162,7 +164,7 @@ def evaluate(
             metavar="FILE", help="What the lines of --split should become, line by line (sequence to sequence)."
         ),
     ] = None,
-    out: Annotated[Optional[Path], typer.Option(help="Where predictions go, one a line; - is standard output.")] = None,  # noqa: UP045
+    out: Annotated[Optional[Path], path_option(help="Where predictions go, one a line; - is standard output.")] = None,  # noqa: UP045
     beam: Beam = None,
     strict: Strict = False,
     sets: Sets = None,
@@ -223,7 +225,7 @@ def is_given(context: typer.Context, name: str) -> bool:
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN …", help="Run directories.")],
-    out: Annotated[Path, typer.Option(help="The plot: .png, .svg or .pdf.")] = Path("comparison.png"),
+    out: Annotated[Path, path_option(help="The plot: .png, .svg or .pdf.")] = Path("comparison.png"),
 ) -> None:
     """A table and a plot of several runs."""
     with loading():
@@ -240,7 +242,7 @@ def inspect(
         Optional[str],  # noqa: UP045
         typer.Option(help="What it is to write; without it, its own translation (sequence to sequence)."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The picture: .svg or .png.")] = Path("attention.svg"),
+    out: Annotated[Path, path_option(help="The picture: .svg or .png.")] = Path("attention.svg"),
     device: Device = "auto",
 ) -> None:
     """A picture of where a model looks: target against source, or each token against those before it."""
@@ -290,7 +292,7 @@ def lab(
         typer.Argument(metavar="[NAME …]", help="Experiments to run; without any, they are listed."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Run every experiment and write one page.")] = False,
-    out: Annotated[Path, typer.Option(help="Where the pictures and the page go.")] = Path("lab"),
+    out: Annotated[Path, path_option(help="Where the pictures and the page go.")] = Path("lab"),
     seed: Annotated[int, typer.Option(min=0, max=SEEDS, help="Of the random numbers.")] = 0,
 ) -> None:
     """Run experiments on attention: numbers, a picture, and what they show."""
@@ -313,8 +315,8 @@ def data_list() -> None:
 @data_app.command("get")
 def data_get(
     name: Annotated[str, typer.Argument(help="world, birthplaces, shakespeare, multi30k, tatoeba")],
-    out: Annotated[Optional[Path], typer.Option(help="Another folder than the usual one.")] = None,  # noqa: UP045
-    source: Annotated[Path | None, typer.Option("--from", help="Copy from this folder instead of the network.")] = None,
+    out: Annotated[Optional[Path], path_option(help="Another folder than the usual one.")] = None,  # noqa: UP045
+    source: Annotated[Path | None, path_option("--from", help="Copy from this folder instead of the network.")] = None,
     people: Annotated[Optional[int], typer.Option(help="world: people who have a biography.")] = None,  # noqa: UP045
     unseen: Annotated[Optional[int], typer.Option(help="world: people who have none.")] = None,  # noqa: UP045
     towns: Annotated[Optional[int], typer.Option(help="world: towns.")] = None,  # noqa: UP045
@@ -369,7 +371,7 @@ def data_prepare(
             metavar="KIND|FILE", help="characters, bytes, words or bpe, to be learned; or a tokenizer.json, or a run."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder for the shards.")],
+    out: Annotated[Path, path_option(help="The folder for the shards.")],
     size: Annotated[Optional[int], typer.Option(help="Most tokens of a words or bpe vocabulary.")] = None,  # noqa: UP045
     workers: Annotated[Optional[int], typer.Option(min=1, help="Processes; all cores without it.")] = None,  # noqa: UP045
     column: Annotated[Optional[str], typer.Option(help="Of the tables: its name, or its number from 0.")] = None,  # noqa: UP045

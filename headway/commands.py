@@ -20,7 +20,7 @@ from headway.console import Progress, Reporter, Terminal, clock, reporter, score
 from headway.data import catalog
 from headway.data.world import WorldSettings
 from headway.errors import DataError, Interrupted, Quit, TextError, UserError
-from headway.files import as_json, is_kept, one_line, probe, stream_at, write_lines, write_output
+from headway.files import as_json, expanded, is_kept, one_line, probe, stream_at, write_lines, write_output
 from headway.generation import Sampling
 from headway.making import prepared_tokenizer, train
 from headway.places import way_to_resume
@@ -149,7 +149,7 @@ def inputs(run: Run, split: str, target: str | None) -> Iterator[Path]:
     """The files that an evaluation reads, those that the run has learned from, and those that it consists of."""
     settings = run.settings.task
     named = [getattr(settings, each.name) for each in fields(settings) if each.metadata.get("path")]
-    yield from (Path(each).expanduser() for each in (split, target, *named) if each is not None)
+    yield from (expanded(each) for each in (split, target, *named) if each is not None)
     yield from map(Path, chain.from_iterable(read_data(run.path).values()))
     yield from (run.path / name for name in ("run.toml", "tokenizer.json", "data.json", "metrics.jsonl"))
     yield from (run.path / "checkpoints").rglob("*")

@@ -113,6 +113,11 @@ def write_output(path: Path, data: str | bytes) -> None:
         raise RunError(f"{path}: cannot be written ({error.strerror}); choose another file") from None
 
 
+def expanded(path: str | Path) -> Path:
+    """A path with the home directory in place of ~; as it is where there is no such home."""
+    return Path(os.path.expanduser(path))
+
+
 def stream_at(path: Path) -> TextIO | None:
     """Standard output or standard error, where `path` is another name of it: `-`, or what it was sent to."""
     if str(path) == "-":

@@ -943,6 +943,18 @@ def test_data_check_names_everything_wrong_with_json_lines_at_once(
     assert shown.count("1 CRLF line end") == 1
 
 
+def test_the_home_directory_is_meant_where_the_shell_leaves_its_sign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.txt").write_text("some words\n" * 9)
+    command = ["data", "prepare", str(tmp_path / "a.txt"), "--tokenizer", "bytes"]
+    assert run_command([*command, "--out=~/in/it"]) == 0 and (tmp_path / "in" / "it").is_dir()
+    monkeypatch.chdir(tmp_path)
+    assert run_command([*command, "--out=~nobody-of-that-name"]) == 0  # a name like any other
+    assert (tmp_path / "~nobody-of-that-name").is_dir() and not (tmp_path / "~").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [

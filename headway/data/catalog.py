@@ -21,6 +21,7 @@ from headway.data.bringing import DataFile, Downloads, checksum, copy, reason
 from headway.data.world import FILES as WORLD_FILES
 from headway.data.world import WorldSettings, make_world, world_files, write_world
 from headway.errors import DataError, UserError, nearest
+from headway.files import expanded
 
 Say = Callable[[str], object]
 Progress = Callable[[int, int], object]
@@ -174,7 +175,7 @@ DATA_SETS: dict[str, DataSet] = {
 
 def data_home() -> Path:
     """The folder that holds one folder a data set: $HEADWAY_DATA, or ~/.cache/headway/data."""
-    return Path(os.environ.get("HEADWAY_DATA") or "~/.cache/headway/data").expanduser()
+    return expanded(os.environ.get("HEADWAY_DATA") or "~/.cache/headway/data")
 
 
 def get(
@@ -203,7 +204,7 @@ def get(
         DataError: a file cannot be brought, has the wrong checksum, or stands in the way with other content.
     """
     data_set = _data_set(name)
-    folder = _home(data_set) if out is None else Path(out).expanduser()
+    folder = _home(data_set) if out is None else expanded(out)
     say = say or (lambda line: None)
     try:
         if data_set.embedded:
@@ -213,7 +214,7 @@ def get(
         else:
             if settings is not None:
                 raise UserError(f"{name} takes no world settings; only the data set 'world' does")
-            _get_files(data_set, folder, None if source is None else Path(source).expanduser(), say, progress)
+            _get_files(data_set, folder, None if source is None else expanded(source), say, progress)
     except OSError as error:
         raise DataError(f"{folder}: cannot be used ({reason(error)}); give another folder with --out") from error
     return folder

@@ -560,7 +560,7 @@ def test_a_worker_that_is_killed_ends_the_others_and_is_told() -> None:
     began = time.monotonic()
     worker = Worker(reading, Bytes())
     with pytest.raises(BrokenProcessPool), workers(3, worker) as give:
-        futures = [give(worker.encode, block) for _ in range(200)]
+        futures = [give(worker.encode, [block]) for _ in range(200)]
         children = workers_of_this_process(3)
         os.kill(int(children[0]), signal.SIGKILL)
         for future in futures:
@@ -926,7 +926,7 @@ BAD = {
 def test_bad_files_are_named_with_the_line_and_the_way_out(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     content, message = BAD[name]
     Path(name).write_bytes(content)
-    assert run_command(["data", "prepare", name, "--tokenizer", "bytes", "--out", "out"]) == 2
+    assert run_command(["data", "prepare", name, "--tokenizer", "bytes", "--out", "out/of/it"]) == 2
     shown = capsys.readouterr().err
     assert message in shown and "Traceback" not in shown
     assert not Path("out").exists()

@@ -153,7 +153,7 @@ class Position:
 @contextmanager
 def owned(folder: Path, plan: Plan, resume: bool) -> Iterator[Path]:
     """The folder, made if it is not there, for this process alone; left as it was where nothing came of it."""
-    made = not folder.exists()
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         refuse_foreign(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -274,8 +274,8 @@ def remains(folder: Path) -> list[Path]:
     return [path for name in names for path in folder.glob(f".{name}.*tmp")]
 
 
-def tidy(folder: Path, made: bool) -> str:
-    """After a failure: keep whole shards, else leave nothing behind. Says which."""
+def tidy(folder: Path, made: list[Path]) -> str:
+    """After a failure: keep whole shards, else leave nothing behind, nor the folders that were made. Says which."""
     for path in remains(folder):
         path.unlink(missing_ok=True)
     shards = len(read_unfinished(folder)["shards"]) if (folder / UNFINISHED).is_file() else 0
@@ -285,7 +285,9 @@ def tidy(folder: Path, made: bool) -> str:
         path.unlink(missing_ok=True)
     if made:
         (folder / ".lock").unlink(missing_ok=True)
-        folder.rmdir()
+        with suppress(OSError):  # somebody else put something there
+            for each in made:
+                each.rmdir()
     return "nothing was written yet, begin anew"
 
 

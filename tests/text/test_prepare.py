@@ -990,6 +990,22 @@ def test_the_character_of_a_line_without_end_is_counted_from_a_byte_that_is_name
     assert found and int(found[2].replace(",", "")) + int(found[1]) == len(text)
 
 
+@pytest.mark.parametrize("form", ["txt", "csv", "jsonl"])
+@pytest.mark.parametrize("kind", ["words", "bpe"])
+def test_where_hardly_a_word_comes_again_fewer_are_learned_from(
+    kind: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparing, "WORDS", 2000)
+    lines = [" ".join(f"{number * number:x}" for number in range(n, n + 5)) for n in range(0, 20_000, 5)]
+    for name, texts, least in (("rare", lines, 8), ("frequent", lines[:20] * 200, 1)):
+        rows = {"csv": ["text", *texts], "jsonl": [json.dumps({"text": text}) for text in texts]}.get(form, texts)
+        said = io.StringIO()
+        made = prepare([write(f"{name}.{form}", "\n".join(rows))], name, kind, report=Lines(said))
+        assert len(made) == 4000
+        stride = re.search(rf"{kind}, learned from (?:all|a sample, one block in (\d+) of) ", said.getvalue())
+        assert stride and least <= int(stride[1] or 1) <= 2 * least
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_small_files_are_worked_on_together(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "MOST_TOGETHER", 7)

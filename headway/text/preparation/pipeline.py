@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import json
 import signal
+import string
 import time
 from array import array
 from collections import Counter, deque
@@ -23,6 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -52,7 +54,9 @@ from headway.text.tokenizers import BPE, KINDS, SPECIALS, Bytes, Characters, Tok
 
 SHARD_TOKENS = 1 << 26  # 128 MiB of uint16
 SAMPLE = 1 << 26  # bytes from which words and byte pairs are learned
+WORDS = 1 << 21  # about how many different ones there may be in them: each takes up to 250 bytes while it is learned
 ALONE = 1 << 21  # bytes for which starting workers does not pay
+APART = bytes.maketrans(string.punctuation.encode(), b" " * len(string.punctuation))
 MB = 1_000_000
 SHOWN = 5  # differences in a message
 
@@ -479,7 +483,7 @@ class Preparation:
             raise UserError("; ".join(error.problems).replace("tokenizer.size", "--size")) from None
 
     def sample(self) -> tuple[list[tuple[int, Block]], int]:
-        """(number, block) of every stride-th block, as many as fit SAMPLE, and the stride: a power of two."""
+        """(number, block) of every stride-th block, as many as fit SAMPLE and WORDS, and the stride: a power of two."""
         kept: list[tuple[int, Block, int]] = []
         stride, size = 1, 0
         found = (block for block in blocks(self.plan.sources, self.plan.reading) if block.data is not None)
@@ -495,6 +499,9 @@ class Preparation:
                     kept = [each for each in kept if each[0] % stride == 0]
                     size = sum(length for *_, length in kept)
                 progress.update(int(before[block.place.source] + block.stored) // MB, {})
+        while len(kept) > 1 and different_words(block for _, block, _ in kept) > WORDS:
+            stride *= 2
+            kept = [each for each in kept if each[0] % stride == 0]
         return [(number, block) for number, block, _ in kept], stride
 
     def texts(self, sample: list[tuple[int, Block]]) -> Iterator[str]:
@@ -521,6 +528,15 @@ def amount(size: int) -> str:
         if size >= unit:
             return f"{size / unit:,.1f} {name}"
     return counted(size, "byte")
+
+
+def different_words(found: Iterable[Block]) -> int:
+    """About how many words are in blocks, each counted once: of those with one of 64 checksums, 64 times as many."""
+    seen: set[int] = set()
+    for block in found:
+        data = block.data.packed if isinstance(block.data, Rows) else block.data or b""
+        seen.update(check for check in map(crc32, data.translate(APART).split()) if not check % 64)
+    return 64 * len(seen)
 
 
 def without_lines(block: Block) -> Block:

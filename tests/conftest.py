@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from headway.models import (
     GPT,
@@ -28,7 +28,7 @@ REAL_DATA = Path(os.environ.get("HEADWAY_DATA") or Path(__file__).parents[1] / "
 HAS_GPU = torch.cuda.is_available()
 torch.set_num_threads(1)  # the models here are tiny: threads that wait for one another cost more than they save
 os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start
-settings.register_profile("patient", deadline=None)  # on a busy machine any example may take long
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 settings.load_profile("patient")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background is started without it
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and what nohup starts without this

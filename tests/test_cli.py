@@ -488,6 +488,28 @@ def test_evaluate_scores_a_split_and_writes_predictions(answers: Path, capsys: C
     assert len((answers / "predictions" / "dev.txt").read_text().splitlines()) == 4
 
 
+def test_where_predictions_cannot_be_kept_nothing_is_scored(
+    answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    run = shutil.copytree(answers, tmp_path / "run")
+    shutil.rmtree(run / "predictions", ignore_errors=True)
+    (run / "predictions").write_text("in the way")
+    with monkeypatch.context() as patch:
+        patch.setattr(headway.Run, "evaluate", lambda *all, **options: pytest.fail("it was scored"))
+        assert run_command(["evaluate", str(run)]) == 2
+    assert "name a file for them with --out" in capsys.readouterr().err
+    assert run_command(["evaluate", str(run), "--out", str(tmp_path / "mine.txt")]) == 0
+
+
+def test_words_that_are_sentences_are_told(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "a.txt").write_text("今天天气很好。\n我们去公园。\n" * 20)
+    (tmp_path / "run.toml").write_text('[task]\nname = "language_modelling"\ncorpus = "a.txt"\n[training]\nsteps = 0\n')
+    command = ["train", str(tmp_path / "run.toml"), "--set", "model.width=16", "--set", "model.block=16", "--out"]
+    for kind, told in (("words", True), ("characters", False)):
+        assert run_command([*command, str(tmp_path / kind), "--set", f"tokenizer.kind={kind}"]) == 0
+        assert ("tokenizer: 2 of " in capsys.readouterr().err) == told
+
+
 def test_scores_under_other_settings_say_so(answers: Path, capsys: Captured) -> None:
     whole = headway.load(answers).evaluate("dev")
     few = answers.parent / "few.tsv"

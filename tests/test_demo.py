@@ -107,9 +107,11 @@ def test_an_interrupted_demo_goes_on_where_it_stopped(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("headway.demo.report_page", lambda *all: signal.raise_signal(signal.SIGINT))
         run_demo(out, 0, EVERY, Reporter())
+    (out / ".report.html.123.tmp").touch()  # as a process leaves it that is killed
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", lambda *all: pytest.fail("a step was made again"))
         assert run_demo(out, 0, EVERY, Reporter()).is_file()
+    assert not list(out.glob(".*.tmp"))
     steps = [json.loads(line)["step"] for line in (out / "pretrained" / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4, 5, 6, 7, 8, 8]  # the last one is the evaluation
     assert weights_of(out) == undisturbed

@@ -75,6 +75,9 @@ class Lookup(dict[str, bytes]):
             self.rows.add(row)
             codes = range(row * ROW, (row + 1) * ROW)
             alike = len(self.cut("".join(map(chr, codes)))) == 1  # in one word: all of them are of one class
+            if not alike and len(self.cut("".join(2 * chr(code) for code in codes))) == 2 * ROW:
+                self.apart.update(codes)  # as in most rows of Han
+                continue
             for code in codes[:1] if alike else codes:
                 for name, partner in PARTNERS.items():
                     if len(self.cut(partner + chr(code))) == 1:

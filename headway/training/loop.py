@@ -7,9 +7,7 @@ run that is stopped anywhere and resumed ends with the same weights, bit for bit
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -22,14 +20,6 @@ import torch
 
 from headway.console import Progress, Reporter, between_steps, scores
 from headway.errors import Interrupted, UserError
-from headway.files import (
-    append_line,
-    numbered,
-    read_json_lines,
-    unreadable_lines,
-    write_bytes,
-    write_json_lines,
-)
 from headway.memory import is_out_of_memory
 from headway.models import Model
 from headway.training import device as devices
@@ -51,6 +41,7 @@ from headway.training.guard import (
 from headway.training.order import mix
 from headway.training.parts import during
 from headway.training.profile import Profile, Unprofiled
+from headway.training.record import Record
 from headway.training.stage import Stage, TrainingSettings, rate_of, streams_of
 from headway.training.streams import Stream
 
@@ -106,8 +97,7 @@ class Trainer:
         self.ranks = self.layout.ranks
         self.checkpoints = Checkpoints(self.directory)
         self.writer = self.layout.writer(self.checkpoints)
-        self.metrics = self.directory / "metrics.jsonl"
-        self.unwritten: deque[dict[str, Any]] = deque()  # records of metrics.jsonl, where it could not be written
+        self.record = Record(self.directory / "metrics.jsonl", self.report.say)
         self.stops = Stops()
         self.resumed_at: int | None = None
         self.saved: int | None = None  # the step that this process saved last, or began at
@@ -146,17 +136,11 @@ class Trainer:
         checkpoints.require_tokenizer(state.tokenizer, self.fingerprint)
         checkpoints.clear_remains()
         if step is None:
-            self.begin_record()
+            if checkpoints.mark.exists():  # it has had some
+                self.record.set_aside(f"{checkpoints.directory}: nothing is in it any more")
+                checkpoints.mark.unlink()
+            self.record.begin()
         return newest, step, self.is_best_there(state)
-
-    def begin_record(self) -> None:
-        """A run without checkpoints begins its record anew; that of a run which has had some is kept."""
-        if self.checkpoints.mark.exists() and self.metrics.exists():
-            kept = numbered(self.metrics)
-            os.replace(self.metrics, kept)
-            self.report.say(f"{self.checkpoints.directory}: nothing is in it any more; the record so far is in {kept}")
-        self.checkpoints.mark.unlink(missing_ok=True)
-        write_json_lines(self.metrics, [])
 
     def is_best_there(self, state: State) -> bool:
         """Whether the weights of the best score are still to be had; where they are not, that is said."""
@@ -175,31 +159,11 @@ class Trainer:
                 self.checkpoints.remove(self.checkpoints.path(later))
             else:
                 self.checkpoints.set_aside(later)
-        if (
-            not for_good and newest == step and not self.state.given_up
-        ):  # it may have been killed before older ones were let go
+        if not for_good and newest == step and not self.state.given_up:
+            # it may have been killed before older ones were let go
             stage = next((stage for stage in self.stages if step <= stage.end), self.stages[-1])
             self.checkpoints.prune(step, stage.settings.keep)
-        self.keep_unreadable()
-        owed = [stage.name for stage in self.stages if self.is_owed(stage)]  # an evaluation that is made again
-        write_json_lines(
-            self.metrics,
-            [
-                each
-                for each in read_json_lines(self.metrics)
-                if recorded_by(step, each)
-                and not (each["step"] == step and "evaluation" in each and each.get("stage") in owed)
-            ],
-        )
-
-    def keep_unreadable(self) -> None:
-        """Say where the record has lost something; a damaged one is kept."""
-        if not self.metrics.exists():
-            self.report.say(f"{self.metrics}: is gone; the record begins anew")
-        elif damaged := unreadable_lines(self.metrics):
-            kept = numbered(self.metrics)
-            write_bytes(kept, self.metrics.read_bytes())
-            self.report.say(f"{self.metrics}: lines that cannot be read: {damaged:,}, left out; all of it is in {kept}")
+        self.record.go_back(step, [stage.name for stage in self.stages if self.is_owed(stage)])
 
     def run(self) -> State:
         """Train what is left of the stages."""
@@ -510,7 +474,7 @@ class Trainer:
         with suppress(Exception):
             self.writer.again()
             self.catch_up(plan)
-            self.write_records()
+            self.record.again()
             unsaved = self.state.step > plan.stage.begin and self.saved != self.state.step
             if unsaved and not plan.optimizer.uncounted:
                 self.save(plan, regular=False)
@@ -550,7 +514,7 @@ class Trainer:
         rows = f"{stage.name}: {settings.steps:,} steps of {settings.batch_size} rows{beside}"
         self.report.say("; ".join([f"{rows}, {dtype(precision)} ({why})", *words]))
         spikes = Spikes(settings.spike_warning)
-        for record in read_json_lines(self.metrics):  # of before it was resumed
+        for record in self.record.lines():  # of before it was resumed
             if record.get("stage") == stage.name and isinstance(record.get("loss"), float):
                 spikes.see(record["loss"])
         rate = rate_of(settings, streams[0].order, task.block)
@@ -618,14 +582,7 @@ class Trainer:
     def write(self, record: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl."""
         if self.ranks.leads:
-            self.unwritten.append(record)
-            self.write_records()
-
-    def write_records(self) -> None:
-        """Write the lines of metrics.jsonl that are not there yet, as the system may have refused one."""
-        while self.unwritten:
-            append_line(self.metrics, json.dumps(self.unwritten[0]))
-            self.unwritten.popleft()
+            self.record.add(record)
 
     def show(self, record: dict[str, Any]) -> None:
         """To whoever watches, who may fail."""
@@ -635,11 +592,6 @@ class Trainer:
 
 def due(every: int, step: int) -> bool:
     return every > 0 and step % every == 0
-
-
-def recorded_by(step: int, record: dict[str, Any]) -> bool:
-    """Whether a line of metrics.jsonl is of a step up to `step`."""
-    return isinstance(record.get("step"), int) and record["step"] <= step
 
 
 def dtype(precision: torch.dtype) -> str:

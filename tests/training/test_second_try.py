@@ -15,7 +15,7 @@ import headway
 from headway.errors import Interrupted, RunError
 from headway.files import append_line, read_json_lines
 from headway.tasks import QuestionAnswering
-from headway.training import loop
+from headway.training import record
 from headway.training.checkpoint import Abandoned, Checkpoints, Snapshot, Writer
 from tests.training.faults import LOGGED, nobody_waits
 from tests.training.test_checkpoint import Said
@@ -49,7 +49,7 @@ def test_a_line_that_could_not_be_written_leaves_no_gap(
         append_line(path, text)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "append_line", refused)
+        patch.setattr(record, "append_line", refused)
         with pytest.raises(OSError, match="No space left"):
             headway.train(run_file, tmp_path / "run", LOGGED)
     run = headway.train(run_file, tmp_path / "run", LOGGED, resume=True)

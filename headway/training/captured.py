@@ -111,7 +111,7 @@ class Captured(Engine):
                 if not isinstance(error, Exception):
                     raise
                 if broken_off or not is_out_of_memory(error):
-                    raise CannotCapture(one_line(str(error))[:200] or type(error).__name__) from error
+                    raise CannotCapture(reason(error)) from error
                 if 2 * self.accumulate > max(len(buffer.inputs) for buffer in self.buffers):
                     raise
                 self.accumulate *= 2
@@ -250,6 +250,13 @@ class Buffer:
         return [part.sum() / count for part, count in zip(rows.split(self.rows), learned, strict=True)]
 
 
+def reason(error: Exception) -> str:
+    """What an error says, in a line, without what CUDA advises programmers."""
+    what, *_ = str(error).split("\nSearch for `cuda")
+    what, *_ = what.split("\nCUDA kernel errors might")
+    return one_line(what)[:200] or type(error).__name__
+
+
 @contextmanager
 def recording(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     """`torch.cuda.graph`. What fails within it is told, also where CUDA cannot end the capture then."""
@@ -268,7 +275,15 @@ def recording(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         if not begun or error is wrong:
             raise
         broken_off.append(graph)
+        renew_generator()
         raise wrong or error from None
+
+
+def renew_generator() -> None:
+    """Let the GPU's random numbers go on: their generator takes a capture that could not be ended for one that goes on,
+    and refuses to draw outside it."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())  # the numbers are the same, and of no capture
 
 
 def with_own_code(method: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -52,7 +52,10 @@ class Noting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in ASKS:
             self.invalid = True
-            raise RuntimeError("operation not permitted when stream is capturing")
+            raise RuntimeError(
+                "CUDA error: operation not permitted when stream is capturing\n"
+                "Search for `cudaErrorStreamCaptureUnsupported' in the documentation for more information."
+            )
         written = (each.alias_info is not None and each.alias_info.is_write for each in func._schema.arguments)
         for tensor in tree_leaves([given for given, changes in zip(args, written, strict=False) if changes]):
             storage = tensor.untyped_storage()
@@ -82,6 +85,24 @@ class Stream:
     def wait_event(self, event: object) -> None: ...
 
 
+class Generator:
+    """`torch.cuda.default_generators[0]`: one that a broken capture left behind draws nothing."""
+
+    def __init__(self) -> None:
+        self.capturing = False
+
+    def clone_state(self) -> Generator:
+        return Generator()
+
+    def graphsafe_set_state(self, other: Generator) -> None:
+        self.capturing = other.capturing
+
+    def manual_seed(self, seed: int) -> torch.Generator:
+        if self.capturing:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+        return torch.default_generator.manual_seed(seed)
+
+
 class Event:
     """`torch.cuda.Event`."""
 
@@ -105,6 +126,7 @@ def capturing(graph: Graph, **options: Any) -> Iterator[None]:
         noting.undo()
         torch.set_rng_state(generator)
         if noting.invalid:
+            torch.cuda.default_generators[0].capturing = True
             raise RuntimeError("operation failed due to a previous error during capture")
 
 
@@ -129,11 +151,14 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
         "synchronize": lambda *device: None,
         "empty_cache": lambda: None,
         "manual_seed": torch.manual_seed,
+        "default_generators": [generator := Generator()],
+        "current_device": lambda: 0,
         "memory_reserved": lambda device: 0,
         "memory_allocated": lambda device: 0,
         "mem_get_info": lambda device: (1 << 30, 1 << 30),
     }.items():
         patch.setattr(torch.cuda, name, instead)
+    patch.setattr(torch, "manual_seed", generator.manual_seed)
     patch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
     patch.setattr(torch, "compile", lambda function, **options: function)
     gpu, choose, build, plan = torch.device("cuda"), engines.choose, optimizers.build_optimizer, loop.Trainer.plan

@@ -258,9 +258,9 @@ def test_what_does_not_work_is_done_another_way(
 
 
 def test_after_a_capture_that_broke_off_there_is_no_other(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's memory is not fit for one then, in this process."""
-    sets = [*every_stage("engine=compiled", "precision=float32"), "model.dropout=0"]
-    expected = losses(headway.train(run_file, run_file.parent / "whole", sets))
+    """torch's memory is not fit for one then, in this process. What dropout drops is drawn as ever."""
+    sets = every_stage("precision=float32")
+    expected = losses(headway.train(run_file, run_file.parent / "plain", [*sets, *every_stage("engine=plain")]))
     body = Captured.body
 
     def asks(self: Captured) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -271,10 +271,11 @@ def test_after_a_capture_that_broke_off_there_is_no_other(run_file: Path, monkey
     heard = Heard()
     with monkeypatch.context() as patch:
         patch.setattr(Captured, "body", asks)
-        run = headway.train(run_file, run_file.parent / "out", sets, report=heard)
+        out = run_file.parent / "out"
+        run = headway.train(run_file, out, [*sets, *every_stage("engine=compiled")], report=heard)
     said = "\n".join(heard.lines)
     assert said.count("not permitted when stream is capturing); operation by operation instead") == 1, said
-    assert "captured without" not in said
+    assert "captured without" not in said and "do not work here" not in said, said
     assert said.count("operation by operation, as CUDA could not end an earlier capture") == 1, said
     assert losses(run) == pytest.approx(expected, rel=1e-4)
 

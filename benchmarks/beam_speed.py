@@ -33,11 +33,12 @@ def random_model(words: int) -> Seq2SeqModel:
     """A model with preferences: its logits differ by several units, and the end mark's stand above the mean."""
     settings = EncoderDecoderSettings(width=256, layers=3, dropout=0.0, norm="pre", block=64, tied="none")
     model = settings.build(words).eval()
+    weights = dict(model.named_parameters())
     towards_end = torch.randn(256) / 16  # of length 1
     with torch.no_grad():
-        model.head.weight *= SHARPNESS
-        model.head.weight[MARK] = END_LOGIT * towards_end
-        model.decoder_norm.bias.copy_(towards_end)
+        weights["head.weight"].mul_(SHARPNESS)
+        weights["head.weight"][MARK] = END_LOGIT * towards_end
+        weights["decoder_norm.bias"].copy_(towards_end)
     return model
 
 
@@ -54,7 +55,8 @@ def score(logprob: float, length: int) -> float:
 @torch.inference_mode()
 def plain_beam(model: Seq2SeqModel, source: list[int], beam: int, limit: int) -> Hypothesis:
     """The best target of one sentence, with a full forward pass for each token."""
-    live, finished = [([MARK], 0.0)], []
+    live: list[tuple[list[int], float]] = [([MARK], 0.0)]
+    finished: list[Hypothesis] = []
     for length in range(1, limit + 1):
         tokens = torch.tensor([row for row, _ in live])
         logprobs = model(tokens, torch.tensor([source] * len(live)))[:, -1].log_softmax(-1)

@@ -30,7 +30,7 @@ import torch
 from headway.configuration import load_settings
 from headway.console import Lines, Reporter
 from headway.making import build_tokenizer
-from headway.training.checkpoint import Snapshot, Writer
+from headway.training.checkpoint import Writer
 from headway.training.device import describe_machine
 from headway.training.engine import Block, Engine, Outcome
 from headway.training.loop import Plan, Trainer
@@ -61,9 +61,9 @@ class TimedWriter(Writer):
 
     processor = 0.0
 
-    def write(self, snapshot: Snapshot, keep: int) -> None:
+    def write(self) -> None:
         before = time.thread_time()
-        super().write(snapshot, keep)
+        super().write()
         self.processor += time.thread_time() - before
 
 
@@ -113,7 +113,7 @@ def main() -> None:
     tokenizer = build_tokenizer(settings, Reporter())
     task = settings.pretraining.task.build(tokenizer, settings.model.block)
     task.load()
-    task.evaluate = lambda model, split="dev": {}  # type: ignore[method-assign]
+    task.evaluate = lambda model, split="dev": {}
     stage = Stage("pretraining", task, training, 0, final=False)
 
     def trainer(directory: Path, report: Reporter) -> TimedTrainer:

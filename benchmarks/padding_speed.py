@@ -5,7 +5,7 @@ loop pads every row to the block, as the course does; Headway cuts the step's ro
 that it can avoid. Padding is not counted as useful.
 Also prints what making a batch costs, as a share of Headway's step.
 
-    python benchmarks/padding_speed.py [--steps 6]
+    python benchmarks/padding_speed.py [--steps 6] [--rows 128]
 """
 
 from __future__ import annotations
@@ -61,11 +61,12 @@ def padded_to(batch: Batch, width: int) -> Batch:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rows", type=int, default=128, help="rows a step; the course has 128")
     options = parser.parse_args()
 
     settings = load_settings("birthplaces/course-vanilla")
     assert settings.pretraining is not None
-    training = replace(settings.pretraining.training, shuffle=True)
+    training = replace(settings.pretraining.training, shuffle=True, batch_size=options.rows)
     tokenizer = build_tokenizer(settings, Lines())
     task = settings.pretraining.task.build(tokenizer, settings.model.block)
     task.load()

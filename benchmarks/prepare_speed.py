@@ -139,9 +139,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the temporary files go")
     options = parser.parse_args()
 
-    lines = zipf_lines(MEASURED)
     if options.text:
         lines = [line for line in options.text.read_text("utf-8").split("\n") if line.strip()]
+    else:
+        lines = zipf_lines(MEASURED)
     tokenizer = BPE.train(lines[:: max(1, len(lines) // 20_000)], options.vocabulary)
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)

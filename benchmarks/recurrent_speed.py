@@ -25,8 +25,9 @@ from headway.nn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell, run_padded, w
 from headway.training.device import describe_machine
 
 Work = Callable[[], Tensor]
-LAYERS = ((nn.RNN, RNN), (nn.GRU, GRU), (nn.LSTM, LSTM))
-CELLS = ((nn.RNNCell, RNNCell), (nn.GRUCell, GRUCell), (nn.LSTMCell, LSTMCell))
+Kinds = tuple[type[nn.Module], type[nn.Module]]  # torch's and ours
+LAYERS: tuple[Kinds, ...] = ((nn.RNN, RNN), (nn.GRU, GRU), (nn.LSTM, LSTM))
+CELLS: tuple[Kinds, ...] = ((nn.RNNCell, RNNCell), (nn.GRUCell, GRUCell), (nn.LSTMCell, LSTMCell))
 
 
 def first(result: Any) -> Tensor:
@@ -61,7 +62,7 @@ def packed_by_hand(module: nn.Module, x: Tensor, lengths: Tensor) -> Work:
     return work
 
 
-def padded(module: nn.Module, x: Tensor, lengths: Tensor) -> Work:
+def padded(module: Any, x: Tensor, lengths: Tensor) -> Work:
     @torch.no_grad()
     def work() -> Tensor:
         return run_padded(module, x, lengths)[0]
@@ -109,7 +110,7 @@ def main() -> None:
     x = torch.randn(rows, times, width, device=options.device)
     lengths = torch.randint(times // 2, times, (rows,))
 
-    def pair(kinds: tuple[type[nn.Module], type[nn.Module]], *sizes: int, **more: Any) -> tuple[nn.Module, nn.Module]:
+    def pair(kinds: Kinds, *sizes: int, **more: Any) -> tuple[nn.Module, nn.Module]:
         theirs, ours = (kind(*sizes, **more).to(options.device) for kind in kinds)
         ours.load_state_dict(theirs.state_dict())
         return theirs, ours

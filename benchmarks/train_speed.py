@@ -34,6 +34,7 @@ from headway.configuration import load_settings
 from headway.console import Lines
 from headway.making import build_tokenizer
 from headway.models import GPTSettings
+from headway.ranks import ALONE, Ranks
 from headway.tasks import Batch, Task
 from headway.tasks.base import IGNORE
 from headway.training import device as devices
@@ -72,7 +73,7 @@ class RandomRows(Task):
         tokens = self.data[rows[:, None] + torch.arange(self.block + 1, device=rows.device)]
         return Batch.next_token(tokens, torch.full((len(rows),), self.block + 1, device=rows.device))
 
-    def evaluate(self, model: Any, split: str = "dev") -> dict[str, Any]:
+    def evaluate(self, model: Any, split: str = "dev", among: Ranks = ALONE) -> dict[str, Any]:
         return {}
 
 

@@ -450,6 +450,26 @@ def test_a_sample_is_bounded_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(made.tokenizer) < len(Words.train(STORY))
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_sample_is_bounded_in_bytes(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Letters that take three bytes count three times."""
+    monkeypatch.setattr(preparing, "SAMPLE", 2000)
+    rows = {"csv": ["text"], "tsv": ["text"]}.get(form, [])
+    texts = ["東京の夜" * 5] * 200
+    path = write(f"a.{form}", "\n".join([*rows, *(json.dumps({"text": x}) if form == "jsonl" else x for x in texts)]))
+    held = Counter()
+    learn = BPE.train
+
+    def weighed(found: Any, size: int | None = None) -> BPE:
+        kept = list(found)
+        held["bytes"] = sum(len(text.encode()) for text in kept)
+        return learn(iter(kept), size)
+
+    monkeypatch.setattr(BPE, "train", weighed)
+    prepare([path], "out", "bpe", size=300)
+    assert 600 <= held["bytes"] <= 2000
+
+
 def test_a_tokenizer_is_taken_from_a_file_or_a_run() -> None:
     path = story("txt")
     Path("run").mkdir()
@@ -803,6 +823,37 @@ def test_other_files_in_the_folder_of_a_preparation_are_left_as_they_are() -> No
     assert Path("out/.notes.123.tmp").read_text() == "mine"
 
 
+@pytest.mark.parametrize("moment", ["the last write", "when it is found to be finished"])
+def test_stopped_when_all_is_written_it_is_kept(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = story("txt")
+    prepare([path], "whole", "bytes")
+
+    class Stopped(Lines):
+        def say(self, text: str) -> None:
+            if "finished already" in text:
+                signal.raise_signal(signal.SIGINT)
+
+    unlink = Path.unlink
+
+    def dies(self: Path, missing_ok: bool = False) -> None:
+        if self.name == "unfinished.json":
+            signal.raise_signal(signal.SIGTERM)
+        unlink(self, missing_ok)
+
+    with monkeypatch.context() as patch:
+        if moment == "the last write":
+            patch.setattr(Path, "unlink", dies)
+            with pytest.raises(Interrupted, match="all was written before"):
+                prepare([path], "out", "bytes")
+        else:
+            prepare([path], "out", "bytes")
+            with pytest.raises(KeyboardInterrupt):
+                prepare([path], "out", "bytes", resume=True, report=Stopped(io.StringIO()))
+    Shards("out").verify()
+    prepare([path], "out", "bytes", resume=True)
+    assert files_of("out") == files_of("whole")
+
+
 def test_a_folder_that_is_tidied_up_is_known_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed meanwhile, it can be begun anew there."""
     path = story("txt")
@@ -992,16 +1043,21 @@ def test_the_character_of_a_line_without_end_is_counted_from_a_byte_that_is_name
 
 @pytest.mark.parametrize("form", ["txt", "csv", "jsonl"])
 @pytest.mark.parametrize("kind", ["words", "bpe"])
+@pytest.mark.parametrize(("each", "between"), [(5, " "), (5, ", "), (1, "")])
 def test_where_hardly_a_word_comes_again_fewer_are_learned_from(
-    kind: str, form: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, form: str, each: int, between: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """However the words are parted, and whatever else is in a file."""
     monkeypatch.setattr(preparing, "WORDS", 2000)
-    lines = [" ".join(f"{number * number:x}" for number in range(n, n + 5)) for n in range(0, 20_000, 5)]
-    for name, texts, least in (("rare", lines, 8), ("frequent", lines[:20] * 200, 1)):
-        rows = {"csv": ["text", *texts], "jsonl": [json.dumps({"text": text}) for text in texts]}.get(form, texts)
+    words = ["".join(chr(ord("а") + int(digit, 16)) for digit in f"{number * number:x}") for number in range(20_000)]
+    lines = [between.join(words[begin : begin + each]) for begin in range(0, 20_000, each)]
+    for name, texts, least in (("rare", lines, 8), ("frequent", lines[:20] * (len(lines) // 20), 1)):
+        numbered = ({"id": f"{number:x}", "text": text} for number, text in enumerate(texts))
+        quoted = [f'"{text}"' for text in texts]
+        rows = {"csv": ["text", *quoted], "jsonl": [json.dumps(row) for row in numbered]}.get(form, texts)
         said = io.StringIO()
         made = prepare([write(f"{name}.{form}", "\n".join(rows))], name, kind, report=Lines(said))
-        assert len(made) == 4000
+        assert len(made) == len(texts)
         stride = re.search(rf"{kind}, learned from (?:all|a sample, one block in (\d+) of) ", said.getvalue())
         assert stride and least <= int(stride[1] or 1) <= 2 * least
 

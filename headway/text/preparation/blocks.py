@@ -78,7 +78,6 @@ class Rows:
     """
 
     count: int  # blank ones too
-    characters: int
     lines: array[int]  # of those that are not blank
     packed: bytes
 
@@ -138,7 +137,8 @@ def batches(found: Iterator[Block]) -> Iterator[list[Block]]:
 
 
 def length(block: Block) -> int:
-    return block.data.characters if isinstance(block.data, Rows) else len(block.data or b"")
+    """In bytes that are held."""
+    return len(block.data.packed if isinstance(block.data, Rows) else block.data or b"")
 
 
 def check_sources(sources: list[Source], reading: Reading) -> None:
@@ -378,7 +378,7 @@ def grouped(texts: Iterator[tuple[int, str]], row: int) -> Iterator[tuple[int, R
                 break
         if not count:
             return
-        yield row, Rows(count, characters, lines, bytes(packed))
+        yield row, Rows(count, lines, bytes(packed))
         row += count
 
 

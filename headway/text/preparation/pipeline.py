@@ -40,6 +40,7 @@ from headway.text.preparation.blocks import (
     Place,
     Reading,
     Rows,
+    Texts,
     batches,
     blocks,
     check_sources,
@@ -56,6 +57,7 @@ SHARD_TOKENS = 1 << 26  # 128 MiB of uint16
 SAMPLE = 1 << 26  # bytes from which words and byte pairs are learned
 WORDS = 1 << 21  # about how many different ones there may be in them: each takes up to 250 bytes while it is learned
 ALONE = 1 << 21  # bytes for which starting workers does not pay
+ONE_IN = 64  # words that are counted
 APART = bytes.maketrans(string.punctuation.encode(), b" " * len(string.punctuation))
 MB = 1_000_000
 SHOWN = 5  # differences in a message
@@ -96,11 +98,13 @@ def prepare(
     reading = cut_for(reading, given)
     plan = Plan(sources, reading, shard_tokens, given, size)
     with owned(Path(out), plan, resume) as folder:
-        if (folder / INDEX).is_file():
+        finished = (folder / INDEX).is_file()
+        if finished:
             (folder / UNFINISHED).unlink(missing_ok=True)  # killed between the last two writes
-            report.say(f"{folder}: finished already")
         else:
             Preparation(folder, plan, workers or available_cores(), report).run()
+    if finished:
+        report.say(f"{folder}: finished already")
     return Shards(out)
 
 
@@ -282,6 +286,8 @@ def tidy(folder: Path, made: list[Path]) -> str:
     """After a failure: keep whole shards, else leave nothing behind, nor the folders that were made. Says which."""
     for path in remains(folder):
         path.unlink(missing_ok=True)
+    if (folder / INDEX).is_file():
+        return "all was written before"
     shards = len(read_unfinished(folder)["shards"]) if (folder / UNFINISHED).is_file() else 0
     if shards:
         return f"{counted(shards, 'whole shard')} kept, go on with --resume"
@@ -499,19 +505,17 @@ class Preparation:
                     kept = [each for each in kept if each[0] % stride == 0]
                     size = sum(length for *_, length in kept)
                 progress.update(int(before[block.place.source] + block.stored) // MB, {})
-        while len(kept) > 1 and different_words(block for _, block, _ in kept) > WORDS:
+        words = {number: some_words(self.read(block).texts) for number, block, _ in kept}
+        while len(words) > 1 and ONE_IN * len(set().union(*words.values())) > WORDS:
             stride *= 2
-            kept = [each for each in kept if each[0] % stride == 0]
-        return [(number, block) for number, block, _ in kept], stride
+            words = {number: found for number, found in words.items() if number % stride == 0}
+        return [(number, block) for number, block, _ in kept if number in words], stride
 
     def texts(self, sample: list[tuple[int, Block]]) -> Iterator[str]:
         """The documents in a sample; one that was cut is put together again where all its parts are there."""
         held, last = "", -1
         for number, block in sample:
-            try:
-                found = texts_of(block, self.plan.reading)
-            except Misread as problem:
-                raise located(problem, block, self.plan.sources[block.place.source], self.plan.reading) from None
+            found = self.read(block)
             for place, text in enumerate(found.texts):
                 if place == 0 and found.continues and number == last + 1:
                     held += text
@@ -520,6 +524,12 @@ class Preparation:
                     held = text
             last = number
         yield held
+
+    def read(self, block: Block) -> Texts:
+        try:
+            return texts_of(block, self.plan.reading)
+        except Misread as problem:
+            raise located(problem, block, self.plan.sources[block.place.source], self.plan.reading) from None
 
 
 def amount(size: int) -> str:
@@ -530,13 +540,10 @@ def amount(size: int) -> str:
     return counted(size, "byte")
 
 
-def different_words(found: Iterable[Block]) -> int:
-    """About how many words are in blocks, each counted once: of those with one of 64 checksums, 64 times as many."""
-    seen: set[int] = set()
-    for block in found:
-        data = block.data.packed if isinstance(block.data, Rows) else block.data or b""
-        seen.update(check for check in map(crc32, data.translate(APART).split()) if not check % 64)
-    return 64 * len(seen)
+def some_words(texts: Iterable[str]) -> set[int]:
+    """Checksums of about one in `ONE_IN` of the different words in texts: the same words wherever they stand."""
+    words = (word for text in texts for word in text.encode("utf-8", "replace").translate(APART).split())
+    return {check for check in map(crc32, words) if check % ONE_IN == 0}
 
 
 def without_lines(block: Block) -> Block:

@@ -28,7 +28,8 @@ MOST = 1 << 18  # words that are remembered
 LONGEST = 48  # characters of a word that is remembered
 ROW = 256
 ALL = {*range((sys.maxunicode + 1) // ROW)} - {*range(0xD8, 0xE0)}  # rows of Unicode; a surrogate is no character
-LESSONS = 16  # until all of them are learned
+SIGNS = {*range(0x100, 0x200)}  # the plane of signs and rare scripts, in many ranges, which `re` tries one by one
+LESSONS = {16: ALL - {*range(0x400, 0x1100)} - SIGNS, 64: ALL}  # what is learned with so many, whatever is asked
 
 LEARNING = threading.Lock()  # what is learned is of use as a whole only
 
@@ -69,9 +70,9 @@ class Lookup(dict[str, bytes]):
 
     def learn(self, rows: Iterable[int]) -> tuple[re.Pattern[str], re.Pattern[str]]:
         """Ask for the classes of whole rows of code points: what finds a character that is not known by now, and what
-        cuts words. After a few lessons all is learned, as each makes the rules anew."""
+        cuts words. After a few lessons more is learned than is asked for, as each makes the rules anew."""
         self.lessons += 1
-        for row in set(rows if self.lessons < LESSONS else ALL) - self.rows:
+        for row in {*rows, *LESSONS.get(self.lessons, ())} - self.rows:
             self.rows.add(row)
             codes = range(row * ROW, (row + 1) * ROW)
             alike = len(self.cut("".join(map(chr, codes)))) == 1  # in one word: all of them are of one class

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -63,10 +64,20 @@ def test_all_rows_are_learned_after_a_few(rule: str) -> None:
             chr(chosen.choice((chosen.randrange(0x3000), chosen.randrange(0xE000, 0x110000)))) for _ in range(9)
         )
         assert np.frombuffer(fresh.encode(text), np.uint16).tolist() == tokenizer.encode_whole(text).tolist()
-    assert fresh.lessons <= lookup.LESSONS and len(fresh.rows) == 0x1100 - 8
+    assert fresh.lessons == max(lookup.LESSONS) and len(fresh.rows) == 0x1100 - 8
     for code in (chosen.choice((chosen.randrange(0x3000), chosen.randrange(0xE000, 0x110000))) for _ in range(5000)):
         for name, partner in lookup.PARTNERS.items():
             assert (code in fresh.classes[name]) == (len(fresh.cut(partner + chr(code))) == 1), hex(code)
+
+
+def test_many_scripts_do_not_slow_the_others_down() -> None:
+    """What is learned at once after some lessons has few ranges beyond the basic plane, which are tried one by one."""
+    fresh = RULES["runs of letters"].lookup(np.dtype("<u2"))
+    for row in range(2, 40):
+        fresh.encode(chr(row * lookup.ROW + 65))
+    assert fresh.lessons == min(lookup.LESSONS)
+    beyond = [part for part in re.findall(r"\\U(\w+)-", fresh.rules[1].pattern) if int(part, 16) > 0xFFFF]
+    assert 0 < len(beyond) < 50
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a word, \udc00", "東\ud800"])

@@ -23,7 +23,7 @@ from headway import __version__
 from headway.console import Lines, show_anything
 from headway.cores import share_cores
 from headway.errors import Interrupted, Quit, UserError, hear_no_more
-from headway.files import expanded, is_full, is_unread, to_nowhere
+from headway.files import allow_many_files, expanded, is_full, is_unread, to_nowhere
 
 app = typer.Typer(
     help="Train small sequence models on your own text, look inside them, ask them questions.",
@@ -405,6 +405,7 @@ def main() -> None:
     """What the shell calls."""
     show_anything()
     share_cores()
+    allow_many_files()
     code = run_command(sys.argv[1:])
     if code > 128:
         hear_no_more()

@@ -19,11 +19,13 @@ from headway.errors import RunError
 
 try:
     import fcntl
+    import resource
 except ImportError:  # Windows has no flock: there, two processes on one directory are not told apart
-    fcntl = None  # type: ignore[assignment]
+    fcntl = resource = None  # type: ignore[assignment]
 
 JOB = ".job"  # says which call of torchrun works on a run
 TEMPORARY = re.compile(r"\..+\.[0-9]+\.tmp")  # a file that `write_bytes` had not finished
+OPEN_FILES = 1 << 16  # that a command wants to be allowed
 PATIENCE = 0.5  # seconds in which a lock that somebody only looks at becomes free
 
 
@@ -200,6 +202,23 @@ def append_line(path: Path, line: str) -> None:
         except OSError:
             file.truncate(end)
             raise
+
+
+def files_at_most() -> int:
+    """How many files this process may have open at once."""
+    if resource is None:
+        return OPEN_FILES
+    now, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return OPEN_FILES if now == resource.RLIM_INFINITY else now
+
+
+def allow_many_files() -> None:
+    """Let this process open many files, as far as the system allows it: a corpus may have thousands of shards."""
+    if resource is not None and (now := files_at_most()) < OPEN_FILES:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(most, OPEN_FILES)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, wanted), most))
 
 
 def numbered(path: Path) -> Path:

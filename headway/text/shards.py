@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from headway.errors import DataError
-from headway.files import sync_directory, write_json
+from headway.files import files_at_most, sync_directory, write_json
 from headway.text.plain import counted, note_digest
 from headway.text.tokenizers import Tokenizer, load
 
@@ -36,7 +36,7 @@ INDEX = "index.json"
 UNFINISHED = "unfinished.json"  # what a preparation that was stopped needs to go on
 FIRST = "shard-00000.bin"  # of the shards, the first
 STARTS = np.dtype("<u8")
-OPEN_MAPS = 4096  # memory maps of one corpus that are open at once
+OPEN_MAPS = 4096  # memory maps of one array that are open at once, at most
 ENDINGS = ("bin", "idx")
 SHOWN = 5
 
@@ -153,13 +153,18 @@ def has_shards(folder: str | Path) -> bool:
     return is_prepared(folder) or (Path(folder) / FIRST).is_file()
 
 
+def maps_at_once() -> int:
+    """How many maps of one array may be open: each is an open file, and others of the process need some, too."""
+    return max(1, min(OPEN_MAPS, files_at_most() // 8))
+
+
 class Joined:
     """The numbers in several files, one after the other, as one array that stays on disk; all must be `below` one."""
 
     def __init__(self, paths: Sequence[Path], lengths: Sequence[int], dtype: np.dtype, below: int = 1 << 64) -> None:
         self.paths, self.dtype, self.below = paths, dtype, below
         self.ends = np.cumsum(lengths, dtype=np.int64)
-        self.open = functools.lru_cache(OPEN_MAPS)(self.map)
+        self.open = functools.lru_cache(maps_at_once())(self.map)
 
     def map(self, number: int) -> np.ndarray:
         with open(self.paths[number], "rb") as file:

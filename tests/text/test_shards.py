@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +69,27 @@ def test_joined_files_are_one_array(lengths: list[int], data: st.DataObject, tmp
         index = torch.tensor([[0, len(part) - 1]])
         assert part[index].tolist() == tensor[begin:end][index].tolist()
         assert part[1:][:1] is not part and len(part[1:][:1]) == len(tensor[begin:end][1:][:1])
+
+
+READ_ALL = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (60, 90))
+from headway.text.shards import Shards
+shards = Shards(sys.argv[1])
+assert len(shards.index.shards) > 90
+for _ in range(2):
+    print(*(shards.tokenizer.decode(shards.document(number).tolist()) for number in range(len(shards))), sep="")
+from headway.files import allow_many_files
+allow_many_files()
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (90, 90)
+"""
+
+
+def test_there_may_be_more_shards_than_files_that_may_be_open(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("\n".join(LINES))
+    prepare([tmp_path / "corpus.txt"], tmp_path / "many", "bytes", shard_tokens=20)
+    done = subprocess.run([sys.executable, "-c", READ_ALL, tmp_path / "many"], capture_output=True, text=True)
+    assert (done.stderr, done.stdout) == ("", ("".join(LINES) + "\n") * 2)
 
 
 def test_documents_are_found_by_number(folder: Path) -> None:

@@ -53,6 +53,9 @@ def describe_file(file: str, errors: str, strict: bool = False, column: str | No
     if "question" in names or (form == "tsv" and len(names) <= 2 and "text" not in names):
         pairs = read_pairs(file, errors=errors, say=say_aside)
         return f"{counted(len(pairs), 'question')} {'without' if pairs[0].target is None else 'with'} answers"
+    if form == "tsv" and "text" not in names:
+        say_aside(f"{file}: its first two columns are read as source and target; if one is the text, name it: --column")
+        return describe_translation(file, None, errors, strict)
     documents = read_documents(file, errors=errors, say=say_aside)
     return f"{counted(len(documents), 'line')}, {describe_texts(documents)}"
 

@@ -155,9 +155,10 @@ def train_in(
     if resume:
         ranks.led(lambda: require_own_tokenizer(directory, tokenizer))
     stages = build_stages(settings, tokenizer)
+    if any(stage.settings.deterministic for stage in stages):
+        devices.fix_workspaces()
     data: Data = {}
-    for stage in stages:  # whatever is wrong with the data or the machine shows now, before anything is written
-        devices.choose_precision(device, stage.settings.precision)
+    for stage in stages:  # whatever is wrong with the data shows now, before anything is written
         data |= load_data(stage, report, directory)
     require_alike(ranks, settings, tokenizer, data)
     other_data = ranks.led(lambda: check_data(directory, settings, data, accept_changes, back_to) if resume else [])

@@ -117,22 +117,24 @@ class Tail:
                     self.file, self.offset, self.entries = status.st_ino, 0, []
                 self.changed = status.st_mtime
                 file.seek(self.offset)
-                rest = b""
+                begun: list[bytes] = []  # of a line
                 while piece := file.read(PIECE):
-                    rest = self.take(rest + piece)
-                self.take_last(rest)
+                    end, *others = piece.split(b"\n")
+                    begun.append(end)
+                    if others:
+                        *whole, rest = others
+                        for line in (b"".join(begun), *whole):
+                            self.take(line)
+                        begun = [rest]
+                self.take_last(b"".join(begun))
         except FileNotFoundError:
             self.file, self.offset, self.entries = 0, 0, []
         except OSError as error:
             raise RunError(f"{self.path}: cannot be read ({error.strerror}); ask its owner for leave") from None
 
-    def take(self, data: bytes) -> bytes:
-        """Add the lines that are whole; what is behind them."""
-        *lines, rest = data.split(b"\n")
-        for line in lines:
-            self.add(entry(line))
-        self.offset += len(data) - len(rest)
-        return rest
+    def take(self, line: bytes) -> None:
+        self.add(entry(line))
+        self.offset += len(line) + 1
 
     def take_last(self, line: bytes) -> None:
         last = entry(line)  # a piece of a record is no JSON, so what can be read is whole

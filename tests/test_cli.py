@@ -995,11 +995,16 @@ def test_data_check_goes_by_the_columns(tmp_path: Path, capsys: Captured, name: 
     assert f"{name}: {said}" in capsys.readouterr().out
 
 
-def test_data_check_asks_for_the_column_of_a_table_with_several(tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "a.tsv").write_text("id\tyear\tnote\n1\t1999\tone\n")
-    assert run_command(["data", "check", str(tmp_path / "a.tsv")]) == 2
+def test_data_check_reads_pairs_where_a_table_has_more_columns_and_says_so(tmp_path: Path, capsys: Captured) -> None:
+    """As a task with sources reads it; one that learns from a column needs its name."""
+    (tmp_path / "a.tsv").write_text("Hi.\tHallo.\tby somebody\nGo.\tGeh.\tby another\n")
+    assert run_command(["data", "check", str(tmp_path / "a.tsv")]) == 0
+    captured = capsys.readouterr()
+    assert "a.tsv: 2 pairs\n" in captured.out and "name it: --column" in captured.err
+    assert run_command(["data", "check", str(tmp_path / "a.tsv"), "--column", "2"]) == 0
+    (tmp_path / "a.csv").write_text("id,year,note\n1,1999,one\n")
+    assert run_command(["data", "check", str(tmp_path / "a.csv")]) == 2
     assert "which column is the text? found: 'id', 'year', 'note'" in capsys.readouterr().err
-    assert run_command(["data", "check", str(tmp_path / "a.tsv"), "--column", "note"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_a_run_resumed_at_an_earlier_step_overwrites_what_came_after(order: list
     kept: list[tuple[int, bool, int]] = []
     for number, (step, is_evaluation) in enumerate(order):
         record = evaluated(step, loss=number) if is_evaluation else logged(step, number)
-        tail.take(json.dumps(record).encode() + b"\n")
+        tail.take(json.dumps(record).encode())
         kept = [each for each in kept if each[:2] < (step, is_evaluation)] + [(step, is_evaluation, number)]
     found = [(each.step, "loss" not in each.values, each.values) for each in tail.entries]
     assert [(step, later, values["evaluation/loss" if later else "loss"]) for step, later, values in found] == kept
@@ -129,9 +129,9 @@ def test_a_file_written_anew_is_read_anew(tmp_path: Path) -> None:
     tail = Tail(path)
     write_json_lines(path, [logged(step, 1.0) for step in (1, 2, 3)])
     tail.read()
-    write_json_lines(path, [logged(1, 5.0)])  # resumed: shorter
+    write_json_lines(path, [logged(4, 5.0)])  # shorter, and of later steps
     tail.read()
-    assert [(each.step, each.values["loss"]) for each in tail.entries] == [(1, 5.0)]
+    assert [(each.step, each.values["loss"]) for each in tail.entries] == [(4, 5.0)]
     write_json_lines(path, [logged(step, 7.0) for step in range(1, 9)])  # and longer
     tail.read()
     assert [each.values["loss"] for each in tail.entries] == [7.0] * 8

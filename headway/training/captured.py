@@ -56,6 +56,7 @@ class Captured(Engine):
         clip: float,
         accumulate: int,
         compiled: bool,
+        deterministic: bool,
         on_device: bool,
         say: Callable[[str], None],
     ) -> None:
@@ -67,7 +68,7 @@ class Captured(Engine):
         self.losses: Callable[..., Tensor] = self.copy.losses
         if compiled:
             own = with_own_code(self.copy.losses)
-            self.losses = torch.compile(own, fullgraph=True, dynamic=False, options=compiler_options())
+            self.losses = torch.compile(own, fullgraph=True, dynamic=False, options=compiler_options(deterministic))
         self.feed = Feed(self.device, on_device, say)
         self.active: list[Stream] = []
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -99,6 +100,7 @@ class Captured(Engine):
         self.places = [places for buffer in self.buffers for places in buffer.of_streams()]
         self.positions = sum(buffer.inputs.numel() for buffer in self.buffers)
         self.feed.fill(step, active, self.places)
+        self.feed.wait()  # what is made meanwhile would take memory while the step is captured
         saved = self.optimizer.snapshot()
         while self.graph is None:
             try:
@@ -312,11 +314,11 @@ def compiling() -> Iterator[None]:
         yield
 
 
-def compiler_options() -> dict[str, Any]:
+def compiler_options(deterministic: bool) -> dict[str, Any]:
     """What this version of the compiler is told, of what it can be told."""
     wanted = {
         "triton.mix_order_reduction": False,  # the gradients of a norm's input and weights in one kernel: slower
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "deterministic": deterministic,
     }
     known = torch._inductor.list_options()
     return {name: value for name, value in wanted.items() if name in known}

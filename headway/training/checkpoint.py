@@ -461,7 +461,7 @@ def damage(folder: Path) -> str | None:
         if not isinstance(manifest, dict) or "state.json" not in manifest or not any(map(holds_weights, manifest)):
             return f"{MANIFEST} is damaged"
         for name, wanted in manifest.items():
-            if fingerprint((folder / name).read_bytes()) != wanted:
+            if fingerprint_of(folder / name) != wanted:
                 return f"{name} is damaged"
     except (ValueError, RecursionError):
         return f"{MANIFEST} is damaged"
@@ -495,3 +495,10 @@ def describe_mismatch(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> st
 
 def fingerprint(data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def fingerprint_of(path: Path) -> dict[str, Any]:
+    """The same of what is in a file, which may be larger than memory."""
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"bytes": file.tell(), "sha256": digest}

@@ -73,13 +73,18 @@ def autocast(device: torch.device, precision: torch.dtype) -> Any:
     return torch.autocast(device.type, dtype=precision)
 
 
+def fix_workspaces() -> None:
+    """Let cuBLAS multiply in the same way each time. It listens before its first product only."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
 @contextlib.contextmanager
 def repeatable(device: torch.device, wanted: bool) -> Iterator[None]:
     """Within it, where wanted, a GPU adds up in the same order every time. A CPU does so always."""
     if not wanted or device.type != "cuda":
         yield
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS may choose another way each time
+    fix_workspaces()
     before, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
     try:

@@ -33,7 +33,7 @@ from headway.ranks import ALONE, Ranks
 from headway.tasks.base import Task
 from headway.training import device as devices
 from headway.training import engines, sharded
-from headway.training.checkpoint import Checkpoints, State, Writer, fingerprint, or_nothing, tensors_of
+from headway.training.checkpoint import Checkpoints, State, Writer, fingerprint, fingerprint_of, or_nothing, tensors_of
 from headway.training.engine import Engine, Peers, Plain
 from headway.training.optimizer import Optimizer
 from headway.training.streams import Stream
@@ -149,9 +149,10 @@ class Sharded(Several):
     def evaluate(self, task: Task) -> dict[str, Any]:
         """On a whole copy in every process: what generates makes as many passes as it needs, and waits for nobody."""
         whole = self.whole()
-        scores = task.evaluate(whole, among=self.ranks)
-        whole.cpu()
-        return scores
+        try:
+            return task.evaluate(whole, among=self.ranks)
+        finally:
+            whole.cpu()
 
     @torch.no_grad()
     def whole(self) -> Model:
@@ -194,7 +195,7 @@ class PartsWriter(Writer):
         with or_nothing(folder) if ranks.leads else nullcontext():
             sharded.write(folder, tensors_of(model) | (optimizer.state() if optimizer is not None else {}))
             mine = folder.glob(f"{sharded.MARK}{ranks.rank + 1:05d}-*")
-            manifest = dict(ranks.gather([(path.name, fingerprint(path.read_bytes())) for path in mine]))
+            manifest = dict(ranks.gather([(path.name, fingerprint_of(path)) for path in mine]))
             ranks.led(seal)
         ranks.led(lambda: checkpoints.publish(folder, state.step, keep))
 

@@ -72,7 +72,17 @@ def build(
 
     def captured(compiled: bool) -> Engine:
         return Captured(
-            model, streams, optimizer, seed, precision, settings.clip, settings.accumulate, compiled, on_device, say
+            model,
+            streams,
+            optimizer,
+            seed,
+            precision,
+            settings.clip,
+            settings.accumulate,
+            compiled,
+            settings.deterministic,
+            on_device,
+            say,
         )
 
     def plain() -> Engine:

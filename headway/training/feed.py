@@ -60,9 +60,13 @@ class Feed:
 
     def forget(self) -> None:
         """Drop what was made ahead, when other streams take part from now on."""
+        self.wait()
+        self.coming.clear()
+
+    def wait(self) -> None:
+        """What is being made is ready when this returns."""
         for future in self.coming.values():
             future.result()
-        self.coming.clear()
 
     def fill(self, step: int, active: Sequence[Stream], places: Sequence[list[Tensor]]) -> int:
         """Put each stream's rows of `step` into its places; returns how many of the inputs are not padding."""

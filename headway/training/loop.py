@@ -120,7 +120,7 @@ class Trainer:
         if not best_is_there:
             self.state.best_step, self.state.best_value, self.state.since_best = None, None, 0
         self.ranks.led(lambda: self.tidy(step, newest, back_to is not None))
-        again = f"; steps {step + 1:,} to {newest:,} are trained again" if newest > step else ""
+        again = f"; to be trained again: {steps_after(step, newest)}" if newest > step else ""
         self.report.say(
             f"finished at step {step:,} already" if self.state.done else f"resuming after step {step:,}{again}"
         )
@@ -471,7 +471,8 @@ class Trainer:
             self.writer.wait()
         except Exception as error:
             self.report.say(f"a checkpoint could not be written: {error}")
-        with suppress(Exception):
+        why = ""
+        try:
             self.writer.again()
             self.catch_up(plan)
             self.record.again()
@@ -479,6 +480,12 @@ class Trainer:
             if unsaved and not plan.optimizer.uncounted:
                 self.save(plan, regular=False)
                 self.writer.wait()
+        except Exception as error:
+            why = f" ({error})"
+        with suppress(Exception):
+            newest = max(self.checkpoints.steps(), default=0)
+            if newest < self.state.step:
+                self.report.say(f"not saved{why}, to be trained again: {steps_after(newest, self.state.step)}")
 
     def saved_steps(self) -> list[int]:
         self.writer.wait()
@@ -592,6 +599,10 @@ class Trainer:
 
 def due(every: int, step: int) -> bool:
     return every > 0 and step % every == 0
+
+
+def steps_after(step: int, last: int) -> str:
+    return f"steps {step + 1:,} to {last:,}" if step + 1 < last else f"step {last:,}"
 
 
 def dtype(precision: torch.dtype) -> str:

@@ -6,8 +6,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from headway.tasks.base import Task
 from headway.training.captured import Buffer, Captured, broken_off
 from headway.training.distributed import Layout
 from headway.training.engine import Outcome
+from headway.training.feed import Feed
 from tests.training.stand_in import stand_in
 from tests.training.test_resume import final_weights, same
 from tests.training.test_streams import STREAMS
@@ -278,6 +281,43 @@ def test_after_a_capture_that_broke_off_there_is_no_other(run_file: Path, monkey
     assert "captured without" not in said and "do not work here" not in said, said
     assert said.count("operation by operation, as CUDA could not end an earlier capture") == 1, said
     assert losses(run) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_capture_that_did_not_begin_breaks_nothing(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is captured after it may be captured."""
+    monkeypatch.setattr("torch.cuda.graph", broken)
+    headway.train(run_file, run_file.parent / "out", every_stage("engine=graph", "precision=float32"))
+    assert not broken_off
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_compiler_is_told_to_be_deterministic_where_that_is_wanted(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    told = []
+    plain = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *given, **named: told.append(named["options"]) or plain(*given))
+    sets = every_stage("engine=compiled", "precision=float32", f"deterministic={str(wanted).lower()}")
+    headway.train(run_file, run_file.parent / "out", sets)
+    assert [options["deterministic"] for options in told] == [wanted, wanted]  # of each stage
+
+
+def test_no_rows_are_made_while_a_step_is_captured(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take memory, and where there is none, all that is free is given back: neither is for a capture."""
+    make, at_work, seen = Feed.make, [0], []
+
+    def slow(self: Feed, *given: Any) -> Any:
+        at_work[0] += 1
+        time.sleep(0.1)
+        made = make(self, *given)
+        at_work[0] -= 1
+        return made
+
+    recorded = Captured.recorded
+    monkeypatch.setattr(Feed, "make", slow)
+    monkeypatch.setattr(Captured, "recorded", lambda *given: seen.append(at_work[0]) or recorded(*given))
+    headway.train(mixed, mixed.parent / "out", every_stage("engine=graph", "precision=float32"))
+    assert seen == [0, 0, 0]  # both stages, and when a stream begins
 
 
 def test_out_of_memory_takes_the_step_in_parts(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_gives_the_same_end(
     run = headway.train(settings, tmp_path / "run", resume=True, report=report)
     said = "\n".join(report.lines)
     assert "step-00000009: " in said and f"{'missing' if harm is None else 'damaged'}; passed over" in said
-    assert "resuming after step 8; steps 9 to 9 are trained again" in said
+    assert "resuming after step 8; to be trained again: step 9" in said
     assert same(final_weights(run.path), expected)
     assert [record["step"] for record in run.metrics if "loss" in record][-5:] == [7, 8, 9, 10, 11]
 

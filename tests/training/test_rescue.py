@@ -70,9 +70,11 @@ def test_a_step_that_fails_in_its_update_is_not_saved(
         return plain(self, *given)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    report = Said()
     with pytest.raises(RuntimeError, match="half way"):
-        headway.train(run_file, tmp_path / "run", RARELY)
+        headway.train(run_file, tmp_path / "run", RARELY, report=report)
     assert Checkpoints(tmp_path / "run").steps() == [6]
+    assert report.lines[-1] == "not saved, to be trained again: steps 7 to 8"
 
 
 def test_a_step_that_fails_behind_its_update_is_not_saved_as_the_one_before(
@@ -277,10 +279,12 @@ def test_what_cannot_be_saved_does_not_hide_what_went_wrong(
     run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(monkeypatch, ValueError("a fault"))
-    monkeypatch.setattr(Trainer, "save", lambda *given: (_ for _ in ()).throw(OSError("no disk")))
+    monkeypatch.setattr(Trainer, "save", lambda *given, **named: (_ for _ in ()).throw(OSError("no disk")))
+    report = Said()
     with pytest.raises((ValueError, OSError)) as caught:
-        headway.train(run_file, tmp_path / "run", ["pretraining.training.steps=0", *RARELY])
+        headway.train(run_file, tmp_path / "run", ["pretraining.training.steps=0", *RARELY], report=report)
     assert str(caught.value) == "a fault"
+    assert report.lines[-1] == "not saved (no disk), to be trained again: steps 1 to 3"
 
 
 # ---- scores

@@ -16,7 +16,7 @@ import headway
 from headway.configuration import load_settings
 from headway.errors import SettingsError
 from headway.models import GPT
-from headway.tasks.base import next_token_loss
+from headway.tasks.base import IGNORE, Batch, next_token_loss
 from headway.training.captured import Buffer, Captured, InLowPrecision, compiling, with_own_code
 from headway.training.engine import Plain
 from headway.training.optimizer import build_optimizer
@@ -294,6 +294,51 @@ def test_streams_of_like_length_run_together() -> None:
         for width in (40, 128, 66, 72, 127)
     ]
     assert [[stream.name for stream in group] for group in by_length(streams)] == [["128", "127"], ["72", "66"], ["40"]]
+
+
+def test_streams_that_are_learned_in_another_way_run_apart() -> None:
+    streams = [
+        Stream(str(number), Rows(torch.ones(2, 9, dtype=torch.long)), 1, Shuffled(2, 1, 0), 0) for number in range(3)
+    ]
+    streams[1].task.smoothing = 0.1
+    assert [[stream.name for stream in group] for group in by_length(streams)] == [["0"], ["1"], ["2"]]
+    streams[2].task.smoothing = 0.1
+    assert [[stream.name for stream in group] for group in by_length(streams)] == [["0"], ["1", "2"]]
+
+
+def test_a_stream_with_nothing_to_learn_in_a_step_adds_nothing() -> None:
+    """Else 0 / 0 would make the whole step's loss no number."""
+    model = tiny_gpt("rotary")
+    torch.manual_seed(0)
+    full, empty = (
+        Stream(name, Rows(torch.randint(1, 19, (5, 9)) * wanted), 4, Shuffled(5, 4, 0), 0, weight)
+        for name, wanted, weight in (("full", 1, 1.0), ("empty", 0, 0.5))
+    )
+    empty.task.make = lambda rows, noise: Batch(  # type: ignore[method-assign]
+        torch.ones(len(rows), 8, dtype=torch.long), torch.full((len(rows), 8), IGNORE), torch.full((len(rows),), 8)
+    )
+    expected = float(next_token_loss(model, full.batch(0)).detach()) / full.batch(0).learned()
+    done = Plain(model, [full, empty], build_optimizer(model, TrainingSettings()), 0, torch.float32, 1.0).step(0, 1.0)
+    assert float(done.loss) == pytest.approx(expected, rel=1e-6)
+    assert {name: float(loss) for name, loss in done.losses.items()} == {
+        "full": pytest.approx(expected, rel=1e-6),
+        "empty": 0.0,
+    }
+
+
+def test_random_numbers_are_of_a_streams_seed_and_step() -> None:
+    """Two streams of the same rows, and two runs of another seed, are not corrupted alike; the same step always is."""
+
+    class Noisy(Rows):
+        def noise(self, count: int, generator: torch.Generator) -> torch.Tensor:
+            return torch.rand(3, count, generator=generator)
+
+    def noise(seed: int, step: int) -> tuple[float, ...]:
+        task = Noisy(torch.ones(5, 9, dtype=torch.long))
+        return tuple(Stream("s", task, 4, Shuffled(5, 4, 0), seed).draw(step)[1].flatten().tolist())
+
+    assert noise(3, 7) == noise(3, 7)
+    assert len({noise(seed, step) for seed in range(5) for step in range(5)}) == 25
 
 
 def test_the_record_has_each_streams_loss_and_only_where_there_are_streams(mixed: Path, tmp_path: Path) -> None:
